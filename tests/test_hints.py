@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import socket
+import subprocess
 import sys
 import tarfile
 import tomllib
@@ -27,10 +28,12 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import uvicorn
 from fine import write_choices, write_conll, write_reviews, write_squad
 from hints import ROOT, TESTED, VERBS, Shell, templates
 from safetensors.torch import load_file
 from served import write_head
+from test_damage import old_index
 from tiny import write_recipe
 
 import bertworks
@@ -39,6 +42,7 @@ from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.checkpoints.training_state import locked
 from bertworks.cli.main import main
 from bertworks.config import override
+from bertworks.datasets.reader import RowReader
 from bertworks.demo.tour import _next_steps
 from bertworks.diagnostics import _EXTRAS, _extras, _speed
 from bertworks.errors import BertworksError
@@ -46,9 +50,9 @@ from bertworks.events import Event
 from bertworks.inference.embed import Embedder
 from bertworks.inference.engine import cpu_supports_int8
 from bertworks.io.atomic_write import folder_lock
+from bertworks.io.tables import ReadOptions
 from bertworks.models.config import EncoderConfig
 from bertworks.serve.server import bound
-from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards
 from bertworks.text.vocabulary import train_vocabulary
 from bertworks.training.budget import fit_steps
@@ -286,17 +290,42 @@ def test_malformed_lines(shell: Shell) -> None:
     assert shell.types(advice) == "{not json\n"
 
 
-@says("  another encoding? `iconv -f CP932 -t UTF-8 FILE > NEW-FILE` (or EUC-KR, CP1252, ...)")
+IN_ENCODINGS = {"cp1252": "café", "cp932": "日本", "euc-kr": "한국", "gb18030": "中国", "utf-16-le": "日本"}
+NO_LANGUAGE = b"a \xa0 \x81 \xd7 \xac b"
+
+
+@says("--encoding {}", "name the encoding: --encoding {}, ...", "name one that Python knows: --encoding {}, utf-16-le")
 def test_raw_text_of_another_encoding(shell: Shell) -> None:
-    words = "日本語の文章は川のそばの古い家について語る。"
-    Path("old.txt").write_bytes((words + "\n\n").encode("cp932") * 200)
-    reader = CorpusReader(["old.txt"])
-    assert list(reader)
-    advice = shell.shows(
-        reader.report, "  another encoding? `iconv -f CP932 -t UTF-8 FILE > NEW-FILE` (or EUC-KR, CP1252, ...)"
-    )
-    shell.types(advice, NEW_FILE="new.txt", FILE="old.txt")
-    assert Path("new.txt").read_text() == (words + "\n\n") * 200
+    """The encoding that is advised gives the vocabulary of the same text in UTF-8."""
+    sentence = "日本語の文章は川のそばの古い家について語る。"
+    Path("new.txt").write_text(f"{sentence}\n\n" * 200)
+    Path("old.txt").write_bytes((f"{sentence}\n\n" * 200).encode("cp932"))
+
+    def vocab(name: str, *words: object) -> list[object]:
+        return ["vocab", name, "-o", f"{name} {words}", "--size", 200, "--workers", 1, *words]
+
+    answer = shell.fails(*vocab("old.txt"))
+    option = shell.shows(answer, "--encoding {}").split()
+    assert option == ["--encoding", "cp932"]
+    shell.works(*vocab("old.txt", *option))
+    shell.works(*vocab("new.txt"))
+    expected = bertworks.Tokenizer.load(Path("new.txt ()")).tokens
+    assert bertworks.Tokenizer.load(Path(f"old.txt {tuple(option)}")).tokens == expected
+    assert "日" in expected
+
+    Path("odd.txt").write_bytes(b"%s\n" % NO_LANGUAGE * 100)
+    answer = shell.fails(*vocab("odd.txt"))
+    named = re.findall(r"[\w-]+", shell.shows(answer, "name the encoding: --encoding {}, ...").split("--encoding ")[1])
+    answer = shell.fails(*vocab("old.txt", "--encoding", "utf-9"))
+    advice = shell.shows(answer, "name one that Python knows: --encoding {}, utf-16-le")
+    assert named == re.findall(r"[\w-]+", advice.split("--encoding ")[1])[:-1]
+    for name in [*named, "utf-16-le"]:
+        words = IN_ENCODINGS[name]
+        Path(name).write_bytes((f"{words} " * 9 + "\n").encode(name) * 30)
+        shell.works(*vocab(name, "--encoding", name))
+        t = bertworks.Tokenizer.load(Path(f"{name} ('--encoding', '{name}')"))
+        assert t.unk_id not in t.ids([words])[0]
+        assert not any("\N{REPLACEMENT CHARACTER}" in token for token in t.tokens)
 
 
 def pdf(text: str) -> bytes:
@@ -361,10 +390,15 @@ def test_a_damaged_file(shell: Shell) -> None:
             shell.types(advice)
 
 
+DAMAGED_SHARDS = (
+    "copy the folder again; or make it again: repeat the `bertworks prepare` command with --overwrite, or delete this "
+    "folder within a run and repeat the `bertworks pretrain` command"
+)
+
+
 @says(
     "make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {}",
-    "make the shards again: bertworks prepare ... -o {} --overwrite",
-    "copy the folder again, or make it again: bertworks prepare ... --overwrite",
+    DAMAGED_SHARDS,
     "type the `bertworks prepare` command again: it resumes",
     "write to another folder with -o, or replace the shards with --overwrite",
     "choose a new or empty folder with -o",
@@ -381,18 +415,14 @@ def test_shards(shell: Shell, text: Path, tokenizer: Path) -> None:
     shell.types(advice, "--workers", 1, TEXT=text, TOKENIZER=tokenizer)
     assert shards_of("my shards") == 12
     words = [text, "--tokenizer", tokenizer, "--workers", 1]
-    rest = shlex.join(map(str, words))
     whole = Path("my shards/tokens.bin").read_bytes()
-    Path("my shards/manifest.json").write_text("{")
-    advice = shell.shows(opening("my shards"), "make the shards again: bertworks prepare ... -o {} --overwrite")
-    shell.types(advice, rest=rest)
-    assert Path("my shards/tokens.bin").read_bytes() == whole
-    Path("my shards/sentences.npy").write_bytes(b"damaged")
-    advice = shell.shows(
-        opening("my shards"), "copy the folder again, or make it again: bertworks prepare ... --overwrite"
-    )
-    shell.types(advice, rest=f"{rest} -o 'my shards'")
-    assert Path("my shards/tokens.bin").read_bytes() == whole
+    for name, damage in (("manifest.json", b"{"), ("sentences.npy", b"damaged"), ("tokens.bin", whole[::-1])):
+        (Path("my shards") / name).write_bytes(damage)
+        advice = shell.shows(opening("my shards"), DAMAGED_SHARDS)
+        again, option = re.search(r"(`bertworks prepare` command) with (--\w+)", advice).groups()  # type: ignore[union-attr]
+        shell.types(again, *words, "-o", "my shards", option)
+        assert Path("my shards/tokens.bin").read_bytes() == whole
+        assert Shards.open("my shards", verify=True).manifest.documents == 12
     Path("my shards/manifest.json").rename("kept")
     Path("my shards/plan.json").write_text("{}")
     shell.shows(opening("my shards"), "type the `bertworks prepare` command again: it resumes")
@@ -417,6 +447,21 @@ def test_shards(shell: Shell, text: Path, tokenizer: Path) -> None:
         shell.shows(answer, "wait until it is done, or choose another folder with -o")
         shell.works("prepare", *words, "-o", "a third folder")
     assert shards_of("a third folder") == 8
+
+
+@says(DAMAGED_SHARDS)
+def test_damaged_shards_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [text, *short(), "-o", "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModel, "forward", lambda *_: (_ for _ in ()).throw(BertworksError("stopped")))
+        shell.fails("pretrain", *words)
+    whole = Path("run/shards/tokens.bin").read_bytes()
+    Path("run/shards/tokens.bin").write_bytes(whole[::-1])
+    advice = shell.shows(shell.fails("pretrain", *words), DAMAGED_SHARDS)
+    shutil.rmtree("run/shards")
+    shell.types(re.search(r"`bertworks pretrain`", advice)[0], *words)  # type: ignore[index]
+    assert Path("run/shards/tokens.bin").read_bytes() == whole
+    assert bertworks.load("run").fill(["the old [MASK]"])[0]
 
 
 @says("`bertworks pretrain {} -o MODEL`", "{} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora")
@@ -537,11 +582,10 @@ def test_columns(shell: Shell, model: Path) -> None:
     shell.shows(answer, "name one of them with {option}")
     assert "classification" in shell.works(*check(data, "--label", "the mood"))
 
-    data = table("b.csv", ("a", "b", "c"), *((text, text + "!", text + "?") for text in texts))
-    answer = shell.fails(*check(data))
+    data = table("b.csv", ("text", "since"), *((text, f"20{17 + n % 2}-01-01") for n, text in enumerate(texts)))
+    answer = shell.fails(*check(data))  # dates are inferred to be no classes
     option = shell.shows(answer, "name the one with the {} with --{}").split(" with ")[-1]
-    data = table("b.csv", ("a", "b", "c"), *((text, text.split()[1], text + "?") for text in texts))
-    assert "classification" in shell.works(*check(data, option, "b"))
+    assert "'since', 2 different values: 2017-01-01" in shell.works(*check(data, option, "since"))
 
     data = table("c.csv", ("first", "second", "third", "label"), *((t, t, t, t.split()[1]) for t in texts))
     answer = shell.fails(*check(data, "--text", "first", "--text", "second", "--text", "third"))
@@ -578,29 +622,329 @@ def test_no_column_looks_like_text(shell: Shell) -> None:
     assert "river" in " ".join(bertworks.Tokenizer.load(Path("out")).tokens) or Path("out/tokenizer.json").exists()
 
 
-@says("take two columns: `grep -vE '^(#|[0-9]+[-.])' {} | cut -f2,4 > tagged.conll`")
-def test_a_treebank(shell: Shell, model: Path) -> None:
-    """Ranges (1-2) and empty nodes (8.1) are no words."""
-    words = [("the", "DET"), ("film", "NOUN"), ("was", "AUX"), ("good", "ADJ"), ("don", "AUX"), ("t", "PART")]
-    lines = [f"{n}\t{word}\t{word}\t{tag}\t_\t_\t0\t_\t_\t_" for n, (word, tag) in enumerate(words, 1)]
-    lines.insert(4, "5-6\tdont" + "\t_" * 8)
-    lines.append("6.1\tnothing\tnothing\tVERB" + "\t_" * 6)
-    name = "it's a tree.conllu"
-    Path(name).write_text("\n".join(["# text = the film was good dont", *lines, ""] * 12) + "\n")
-    answer = shell.fails("check", name, "--model", model)
-    shell.types(shell.shows(answer, "take two columns: `grep -vE '^(#|[0-9]+[-.])' {} | cut -f2,4 > tagged.conll`"))
-    rows = [row.values for row in bertworks.datasets.reader.RowReader("tagged.conll")]
-    assert [list(zip(row["tokens"], row["tags"], strict=True)) for row in rows] == [words] * 12
+def reviews(name: str = "a.csv", *, header: tuple[str, ...] = ("text", "label"), **more: Any) -> Path:
+    """Rows of a text and a mood. more: for each other column, its value in row n."""
+    rows = [
+        (f"a {mood} film of the town {n}", mood, *(make(n) for make in more.values()))
+        for n, mood in enumerate(["good", "bad"] * 20)
+    ]
+    return table(name, (*header, *more), *rows)
 
 
-@says("convert the file: `iconv -f CP1252 -t UTF-8 FILE > NEW-FILE` (or CP932, EUC-KR, ...)")
+def learned(answer: str) -> dict[str, str]:
+    """The lines of `check` by their first word."""
+    lines = (line.split(maxsplit=1) for line in answer.splitlines() if re.match(r"[a-z]+  ", line))
+    return dict(reversed([(name, rest) for name, rest in lines]))
+
+
+@says("--encoding {}, or convert the file with iconv", "name its encoding: --encoding {}, ...; or repair the line",
+      "it may be text in {}: --encoding {}")  # fmt: skip
 def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
-    Path("old.csv").write_bytes("text\nun bon film \u2013 caf\u00e9\n".encode("cp1252"))
+    texts = ["un bon film – café", "la fin était très drôle"]
+
+    def predicted(name: str, option: list[str]) -> list[str]:
+        shell.works("predict", classifier, name, "-o", "out.csv", *option)
+        return [row["text"] for row in answers("out.csv")]
+
+    Path("old.csv").write_bytes("\n".join(["text", *texts, ""]).encode("cp1252"))
     answer = shell.fails("predict", classifier, "old.csv")
-    advice = shell.shows(answer, "convert the file: `iconv -f CP1252 -t UTF-8 FILE > NEW-FILE` (or CP932, EUC-KR, ...)")
-    shell.types(advice, NEW_FILE="new file.csv", FILE="old.csv")
-    shell.works("predict", classifier, "new file.csv", "-o", "out.csv")
-    assert answers("out.csv")[0]["text"] == "un bon film \u2013 caf\u00e9"
+    advice = shell.shows(answer, "--encoding {}, or convert the file with iconv")
+    assert predicted("old.csv", advice.split(",")[0].split()) == texts
+    shell.types("iconv -f cp1252 -t UTF-8 old.csv > new.csv")
+    assert predicted("new.csv", []) == texts
+
+    Path("odd.csv").write_bytes(b"text\n%s\n" % NO_LANGUAGE)
+    answer = shell.fails("predict", classifier, "odd.csv")
+    advice = shell.shows(answer, "name its encoding: --encoding {}, ...; or repair the line")
+    for name in re.findall(r"[\w-]+", advice.split("--encoding ")[1].split(", ...")[0]):
+        text = IN_ENCODINGS[name]
+        Path("odd.csv").write_bytes(f"text\n{text}\n".encode(name))
+        assert predicted("odd.csv", ["--encoding", name]) == [text]
+    Path("odd.csv").write_bytes(b"text\nrepaired\n")
+    assert predicted("odd.csv", []) == ["repaired"]
+
+    Path("wide.csv").write_bytes("\n".join(["text", *texts * 20, ""]).encode("utf-16-le"))  # without a mark
+    option = re.search(r"--.*", shell.shows(shell.fails("predict", classifier, "wide.csv"),
+                                            "it may be text in {}: --encoding {}"))  # fmt: skip
+    assert option is not None
+    assert predicted("wide.csv", option[0].split()) == texts * 20
+
+
+@says("--header if so, else --no-header")
+def test_a_first_row_in_doubt(shell: Shell, model: Path) -> None:
+    data = table("a.csv", ("Sad dogs", "The town"), *((f"{n} good films", f"no. {n} of men") for n in range(40)))
+    words = ["embed", model, data, "-o", "v.npy"]
+    answer = shell.fails(*words)
+    yes, no = re.findall(r"--[\w-]+", shell.shows(answer, "--header if so, else --no-header"))
+    shell.works(*words, yes, "--text", "Sad dogs")
+    with_header = np.load("v.npy")
+    shell.works(*words, no, "--text", "column 1")
+    assert (len(with_header), len(np.load("v.npy"))) == (40, 41)
+    np.testing.assert_allclose(np.load("v.npy")[1:], with_header, atol=1e-5)
+
+
+@says("--columns word=1,tag=2, counted from 1", "--columns {} names no columns", "--columns word=2,tag=4, from 1",
+      "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table")  # fmt: skip
+def test_columns_of_conll(shell: Shell, model: Path) -> None:
+    tagged = [("the", "O"), ("film", "B-work"), ("was", "O"), ("good", "O")]
+    block = "".join(f"{word}\t{tag}\n" for word, tag in tagged)
+    Path("two.conll").write_text(f"{block}\n" * 12)
+    numbered = "".join(f"{n}\t{word}\tx\t{tag}\n" for n, (word, tag) in enumerate(tagged, 1))
+    Path("four.conll").write_text(f"{numbered}\n" * 12)
+
+    def check(name: str, *words: object) -> list[object]:
+        return ["check", name, "--model", model, *words]
+
+    def rows(name: str, option: str) -> list[Any]:
+        example = learned(shell.works(*check(name, *option.split())))["example"]
+        assert "the/O film/B-work was/O good/O" in example
+        reader = RowReader(name, ReadOptions(columns=option.split()[1]))
+        return [[*zip(row.values["tokens"], row.values["tags"], strict=True)] for row in reader]
+
+    answer = shell.fails(*check("two.conll", "--columns", "word=1,tag=9"))
+    option = shell.shows(answer, "--columns word=1,tag=2, counted from 1").split(", ")[0]
+    assert rows("two.conll", option) == [tagged] * 12
+    answer = shell.fails(*check("four.conll", "--columns", "2,4"))
+    shell.shows(answer, "--columns {} names no columns")
+    option = shell.shows(answer, "--columns word=2,tag=4, from 1").split(", ")[0]
+    assert rows("four.conll", option) == [tagged] * 12
+    answer = shell.fails(*check("four.conll", "--columns", "word=1,tag=4"))
+    advice = shell.shows(answer, "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table")
+    assert rows("four.conll", advice.split(" names")[0]) == [tagged] * 12
+
+    tokens, tags = zip(*tagged, strict=True)
+    row = json.dumps({"number": ["1", "2", "3", "4"], "tokens": tokens, "tags": tags})
+    Path("a.jsonl").write_text(f"{row}\n" * 12)
+    words = check("a.jsonl", "--task", "tagging", "--label", "tags")
+    shell.fails(*words, "--text", "number")
+    found = learned(shell.works(*words, re.findall(r"--text", advice)[0], "tokens"))
+    assert "film/B-work" in found["example"]
+
+
+@says("--sentence-column {} --text {} --label {}")
+def test_one_word_per_row(shell: Shell, model: Path) -> None:
+    words = [("the", "O"), ("film", "B-work"), ("was", "O"), ("good", "O")]
+    rows = [(f"Sentence: {n}" if not m else "", *words[m]) for n in range(12) for m in range(4)]
+    data = table("ner.csv", ("Sentence #", "Word", "Tag"), *rows)
+    answer = shell.fails("check", data, "--model", model)
+    options = shlex.split(shell.shows(answer, "--sentence-column {} --text {} --label {}").split("; or")[0])
+    assert options[:2] == ["--sentence-column", "Sentence #"]
+    found = learned(shell.works("check", data, "--model", model, *options))
+    assert found["rows"].startswith("11 in train, 1 in dev")
+    assert "the/O film/B-work was/O good/O" in found["example"]
+
+
+@says("--split {}")
+def test_a_file_with_several_parts(shell: Shell, classifier: Path) -> None:
+    rows = {"text": ["good films", "bad dogs", "good men"]}
+    parts = {"test": rows, "validation": {"text": ["one film"]}}
+    Path("all.json").write_text(json.dumps({name: [{"text": t} for t in part["text"]] for name, part in parts.items()}))
+    answer = shell.fails("predict", classifier, "all.json")
+    option = shell.shows(answer, "--split {}").split()
+    shell.works("predict", classifier, "all.json", *option, "-o", "out.csv")
+    assert [row["text"] for row in answers("out.csv")] == parts[option[1]]["text"]
+
+
+@says("write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows")
+def test_a_column_that_divides_the_rows(shell: Shell, model: Path) -> None:
+    data = reviews(subset=lambda n: "test" if n % 4 == 0 else "train")
+    answer = shell.fails("finetune", data, "--model", model, *FAST, "-o", "all")
+    advice = shell.shows(
+        answer, "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
+    )
+    parts: dict[str, list[tuple[str, ...]]] = {"train": [], "test": []}
+    for row in answers(data):
+        parts[row["subset"]].append((row["text"], row["label"]))
+    for name, rows in parts.items():
+        table(f"{name}.csv", ("text", "label"), *rows)
+    command = advice.split("part: ")[1].split(";")[0]
+    shell.types(command, "--model", model, *FAST, "-o", "divided", TRAIN="train.csv", DEV="test.csv")
+    assert about("divided")["labels"] == ["bad", "good"]
+    option = re.findall(r"--label COLUMN", advice)[0].replace("COLUMN", "label").split()
+    found = learned(shell.works("check", data, "--model", model, *option))
+    assert found["rows"].startswith("36 in train, 4 in dev")
+
+
+@says('write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN')
+def test_places_that_are_no_labels(shell: Shell, model: Path) -> None:
+    data = table("a.csv", ("text", "start"), *((f"a good film of the town {n}", n % 7) for n in range(40)))
+    answer = shell.fails("check", data, "--model", model)
+    advice = shell.shows(
+        answer, 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
+    )
+    span = json.loads(re.search(r"\{.*\}", advice)[0])  # type: ignore[index]
+    rows = [{"text": f"Anna, of the town {n}", "entities": [span]} for n in range(12)]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "person" in learned(shell.works("check", "a.jsonl", "--model", model))["label"]
+    found = learned(shell.works("check", write_squad(Path("q.json"), 30), "--model", model))
+    assert found["task"].startswith("qa")
+    option = re.findall(r"--label COLUMN", advice)[0].replace("COLUMN", "start").split()
+    assert "'start', 7 different values" in learned(shell.works("check", data, "--model", model, *option))["label"]
+
+
+def flags(name: str = "flags.csv", *, extra: bool = False) -> Path:
+    """Texts with a column of 0 and 1 for each label."""
+    rows = [(f"a film {n} of the town", n % 2, int(n % 3 == 0), *["x", "y"][n % 2 : n % 2 + extra]) for n in range(40)]
+    return table(name, ("text", "rude", "loud", *["mood"][:extra]), *rows)
+
+
+@says("--label {}, or another; several columns of 0 and 1: --label {} --label ...",
+      "--label NAME names one; --label-separator and --label-names are for --task multilabel",
+      "leave {} out, or name other columns with --label", "--label {}", "--text {}")  # fmt: skip
+def test_several_columns(shell: Shell, model: Path) -> None:
+    data = flags(extra=True)
+
+    def check(*words: object) -> list[object]:
+        return ["check", data, "--model", model, *words]
+
+    answer = shell.fails(*check())
+    advice = shell.shows(answer, "--label {}, or another; several columns of 0 and 1: --label {} --label ...")
+    one = advice.split(", or")[0].split()
+    found = learned(shell.works(*check(*one)))
+    assert found["task"].startswith("classification")
+    assert found["label"].startswith(f"'{one[1]}'")
+    several = "--label rude --label loud".split()
+    found = learned(shell.works(*check(*several)))
+    assert found["task"].startswith("multilabel")
+    assert re.search("loud.*rude|rude.*loud", found["label"])
+
+    answer = shell.fails(*check(*several, "--task", "classification"))
+    advice = shell.shows(
+        answer, "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+    )
+    option = re.findall(r"--label NAME", advice)[0].replace("NAME", "loud").split()
+    assert learned(shell.works(*check(*option, "--task", "classification")))["label"].startswith("'loud'")
+    option = re.findall(r"--task \w+", advice)[0].split()
+    shell.works(*check(*several, *option))
+    separator, names = re.findall(r"--label-\w+", advice)
+    data = table("b.csv", ("text", "kind"), *((f"a film {n} of the town", ["a+b", "a", "b"][n % 3]) for n in range(30)))
+    assert re.search(r"\ba, b\b", learned(shell.works(*check("--label", "kind", separator, "+", *option)))["label"])
+    data = Path("c.jsonl")
+    lists = [{"text": f"a film {n} of the town", "kind": [n % 2, 1 - n % 2]} for n in range(30)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in lists))
+    found = learned(shell.works(*check("--label", "kind", names, "rude,loud", *option)))
+    assert re.search(r"rude, loud", found["label"])
+
+    rows = [(f"a film {n} of the town", n % 2, 1, int(n % 3 == 0)) for n in range(40)]
+    data = table("d.csv", ("text", "rude", "always", "loud"), *rows)
+    answer = shell.fails(*check("--label", "rude", "--label", "always", "--label", "loud"))
+    option = shell.shows(answer, "leave {} out, or name other columns with --label").split()[-1]
+    found = learned(shell.works(*check(option, "rude", option, "loud")))
+    assert "always" not in found["label"]
+
+    write_head(Path("heads"), task="multilabel", text=("text",), label=("rude", "loud"), labels=("rude", "loud"))
+    words = ["evaluate", "task", "heads", data]
+    answer = shell.fails(*words, "--label", "rude", "--label", "always")
+    options = re.search(r"hint: (.*)", answer)
+    assert options is not None
+    assert shell.shows(answer, "--label {}")
+    assert "f1" in shell.works(*words, *shlex.split(options[1])).lower()
+
+    moods = ["good", "bad"] * 20
+    texts = [f"the {mood} film of the old town by the river {n}" for n, mood in enumerate(moods)]
+    data = table("e.csv", ("my first", "my second", "label"), *zip(texts, map(str.upper, texts), moods, strict=True))
+    answer = shell.fails(*check())
+    shell.shows(answer, "--text {}")
+    one_text, two_texts = re.search(r"hint: (.*), or (.*)", answer).groups()  # type: ignore[union-attr]
+    for options_of_texts, count in ((one_text, 1), (two_texts, 2)):
+        shown = learned(shell.works(*check(*shlex.split(options_of_texts))))["text"]
+        assert len(re.findall(r"'my \w+'", shown)) == count
+
+
+@says("lists: --label-names A,B,C; columns: --label A --label B; one label: --task classification")
+def test_labels_that_are_named_0_and_1(shell: Shell, model: Path) -> None:
+    rows = [{"text": f"a film {n} of the town", "label": [n % 2, 1, n % 3 % 2]} for n in range(40)]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["check", "a.jsonl", "--model", model, "--task", "multilabel"]
+    answer = shell.fails(*words)
+    advice = shell.shows(
+        answer, "lists: --label-names A,B,C; columns: --label A --label B; one label: --task classification"
+    )
+    rows = [row | {"label": [n % 2, int(n % 5 == 0), n % 3 % 2]} for n, row in enumerate(rows)]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    option = re.findall(r"--label-names \S+(?=;)", advice)[0].split()
+    assert "A, B, C" in learned(shell.works(*words, *option))["label"]
+    data = flags()
+    columns = re.findall(r"--label A --label B", advice)[0].replace("A", "rude").replace("B", "loud").split()
+    assert learned(shell.works("check", data, "--model", model, *columns))["task"].startswith("multilabel")
+    one = re.findall(r"--task \w+", advice)[0].split()
+    found = learned(shell.works("check", data, "--model", model, "--label", "rude", *one))
+    assert found["task"].startswith("classification")
+
+
+@says("--decimal , for numbers; --label-separator , for several labels")
+def test_commas_in_labels(shell: Shell, model: Path) -> None:
+    rows = [(f"a good film of the town {n}", f"{n % 5},{n % 7}") for n in range(40)]
+    data = table("a.csv", ("text", "score"), *rows)
+    answer = shell.fails("check", data, "--model", model)
+    advice = shell.shows(answer, "--decimal , for numbers; --label-separator , for several labels")
+    options = re.findall(r"(--[\w-]+) (,)", advice)
+    numbers = learned(shell.works("check", data, "--model", model, *options[0]))
+    assert numbers["task"].startswith("regression")
+    assert "4.6" in numbers["label"]
+    names = learned(shell.works("check", data, "--model", model, *options[1]))
+    assert names["task"].startswith("multilabel")
+    assert "0, 1, 2, 3, 4, 5, 6" in names["label"]
+
+
+@says("name another column with --text, or leave the other rows out: --text {}")
+def test_few_rows_have_a_text(shell: Shell, model: Path) -> None:
+    texts = [f"a good film of the town {n}" if n % 3 == 0 else "" for n in range(60)]
+    rows = [(text, f"b{n}", ["pos", "neg"][n % 2]) for n, text in enumerate(texts)]
+    data = table("a.csv", ("text", "body", "label"), *rows)
+    answer = shell.fails("check", data, "--model", model)
+    advice = shell.shows(answer, "name another column with --text, or leave the other rows out: --text {}")
+    other, same = re.findall(r"--text(?: \w+)?", advice)
+    assert "'body'" in learned(shell.works("check", data, "--model", model, other, "body"))["text"]
+    found = learned(shell.works("check", data, "--model", model, *same.split()))
+    assert found["rows"].startswith("18 in train, 2 in dev")
+
+
+@says("--max-row-bytes {}", "--max-row-bytes {}m")
+def test_a_large_row(shell: Shell, classifier: Path) -> None:
+    for size, given, template in ((3000, ["--max-row-bytes", "2k"], "--max-row-bytes {}"),
+                                  (5 << 18, ["--max-row-bytes", "1m"], "--max-row-bytes {}m")):  # fmt: skip
+        data = table("a.csv", ("text",), ("a good film",), ("a film " + "x" * size,))
+        words = ["predict", classifier, data, "-o", "out.csv"]
+        answer = shell.fails(*words, *given)
+        shell.works(*words, *shell.shows(answer, template).split())
+        assert [row["text"] for row in answers("out.csv")] == [row["text"] for row in answers(data)]
+
+
+@says("--guard-formulas writes ' before them")
+def test_texts_that_are_formulas(shell: Shell, classifier: Path) -> None:
+    data = table("a.csv", ("text",), ('=HYPERLINK("http://a.example")',), ("a good film",))
+    answer = shell.works("predict", classifier, data, "-o", "out.csv")
+    option = shell.shows(answer, "--guard-formulas writes ' before them").split()[0]
+    assert answers("out.csv")[0]["text"] == answers(data)[0]["text"]
+    assert option not in shell.works("predict", classifier, data, "-o", "safe.csv", option)
+    assert [row["text"] for row in answers("safe.csv")] == ['\'=HYPERLINK("http://a.example")', "a good film"]
+
+
+@says("-o FILE")
+def test_standard_output_that_is_closed(shell: Shell, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["predict", str(classifier), str(reviews())]
+    monkeypatch.setattr(sys, "stdout", None)  # as after >&-
+    assert main(words) == 1
+    option = shell.shows(shell._capsys.readouterr().err, "-o FILE").replace("FILE", "out.csv")
+    assert main([*words, *option.split()]) == 0
+    assert [row["text"] for row in answers("out.csv")] == [row["text"] for row in answers("a.csv")]
+
+
+@says('export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"')
+def test_a_short_key(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERTWORKS_API_KEY", "short")
+    answer = shell.fails("serve", model, "--host", "0.0.0.0", "--port", "0")
+    command = shell.shows(
+        answer, 'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"'
+    )
+    shown = subprocess.run(f'{command}; printf %s "$BERTWORKS_API_KEY"', shell=True, capture_output=True, text=True)
+    assert len(shown.stdout) >= 32
+    monkeypatch.setenv("BERTWORKS_API_KEY", shown.stdout)
+    started = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, **_: started.append(self))
+    shell.works("serve", model, "--host", "0.0.0.0", "--port", "0")
+    assert started
 
 
 @says("convert the file: `tr '\\r' '\\n' < OLD > NEW`")
@@ -702,7 +1046,7 @@ def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, sh
 
     def check(last: Any) -> list[object]:
         rows = [{**texts, "label": label if n % 2 or task != "regression" else 2.5} for n in range(40)]
-        rows[0] |= {"label": 0} if task == "choice" else {}
+        rows[0] |= {"choice": {"label": 0}, "multilabel": {"label": ["bad"]}}.get(task, {})
         rows.append({**texts, "label": last})
         for n, row in enumerate(rows):
             row |= {"context": f"{row['context']} {n}"} if task == "qa" else {}
@@ -715,7 +1059,7 @@ def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, sh
     meant = [meant] if isinstance(meant, dict) else meant
     shell.works(*check(meant))
     if task not in ("regression", "choice"):
-        assert len(json.loads(shell.works(*check(meant), "--json"))) > 3
+        assert len(_json(shell.works(*check(meant), "--json"))) > 3
 
 
 @says("fine-tune it: bertworks.finetune(DATA, model=...)", "{}([text])[0]", "embed([text])[0]", "predict([text])[0]",
@@ -1120,14 +1464,14 @@ def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
     assert bertworks.load("out2").config == bertworks.load(model).config
 
 
-@says("name a file of documents, or give --delete, --compact or --approximate",
+@says("name a file of documents, or give --delete, --compact, --approximate or --verify",
       "bertworks index DOCUMENTS -o {}", "write one, or name another with --id",
       "bertworks index -o {} --approximate", "pip install {}")  # fmt: skip
 def test_indexes(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["good films of the town", "bad dogs", "men heard music"]
     data = table("docs.csv", ("id", "name", "text"), *((n or "", f"n{n}", text) for n, text in enumerate(texts)))
     shell.shows(shell.fails("index", "-o", "it's new"),
-                "name a file of documents, or give --delete, --compact or --approximate")  # fmt: skip
+                "name a file of documents, or give --delete, --compact, --approximate or --verify")  # fmt: skip
     Path("it's new").mkdir()
     answer = shell.fails("search", "it's new", "dogs")
     advice = shell.shows(answer, "bertworks index DOCUMENTS -o {}")
@@ -1137,6 +1481,7 @@ def test_indexes(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "n1" in shell.works("search", "it's new", "dogs", "--ranking", "bm25").splitlines()[0]
     shell.works("index", "-o", "it's new", "--delete", "n1", "--compact")
     assert "nothing found" in shell.works("search", "it's new", "dogs", "--ranking", "bm25")
+    shell.works("index", "-o", "it's new", "--verify")
     answer = shell.fails("search", "it's new", "dogs", "--approximate")
     advice = shell.shows(answer, "bertworks index -o {} --approximate")
     monkeypatch.setitem(sys.modules, "faiss", None)
@@ -1144,6 +1489,27 @@ def test_indexes(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     requirement = re.search(r'"bertworks\[(\w+)\]"', shell.shows(answer, "pip install {}"))
     assert requirement is not None
     assert any(name.startswith("faiss") for name in extras()[requirement[1]])
+
+
+@says("make the index again: delete its folder and repeat the `bertworks index` command",
+      "bertworks index -o {} --compact writes them")  # fmt: skip
+def test_damaged_and_older_indexes(shell: Shell, model: Path) -> None:
+    words = [write_reviews(Path("r.csv"), 20), "-o", "it's new", "--model", model, "--text", "text"]
+    shell.works("index", *words)
+    found = shell.works("search", "it's new", "a good film", "--ranking", "bm25")
+    (vectors,) = Path("it's new").glob("*.safetensors")
+    vectors.write_bytes(vectors.read_bytes()[:-64] + bytes(64))
+    answer = shell.fails("index", "-o", "it's new", "--verify")
+    advice = shell.shows(answer, "make the index again: delete its folder and repeat the `bertworks index` command")
+    shutil.rmtree("it's new")
+    shell.types(advice, *words)
+    assert shell.works("search", "it's new", "a good film", "--ranking", "bm25") == found
+
+    old_index(Path("it's new"))
+    answer = shell.fails("index", "-o", "it's new", "--verify")
+    shell.types(shell.shows(answer, "bertworks index -o {} --compact writes them").removesuffix(" writes them"))
+    shell.works("index", "-o", "it's new", "--verify")
+    assert shell.works("search", "it's new", "a good film", "--ranking", "bm25") == found
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("faiss"), reason="faiss, an extra, is not installed")

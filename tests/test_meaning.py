@@ -229,9 +229,11 @@ def test_words_that_count_and_words_that_are_all_the_same(tmp_path: Path) -> Non
         (tmp_path / "a.conll").write_text("\n".join(lines) + "\n")
         return tmp_path / "a.conll"
 
-    for numbers in (("1", "2", "3", "4"), ("0", "1", "2", "3")):  # the layout shows that the second cell is the word
-        assert next(iter(RowReader(conll(*numbers)))).values["tokens"] == ["word0", "word1", "word2", "word3"]
-        assert "count" in refusal(conll(*numbers), ReadOptions(columns="word=1,tag=3")).what
+    for numbers in (("1", "2", "3", "4"), ("0", "1", "2", "3")):
+        path = conll(*numbers)
+        assert "count" in refusal(path, ReadOptions(columns="word=1,tag=3")).what
+        assert next(iter(RowReader(path))).values["tokens"] == ["word0", "word1", "word2", "word3"]
+        assert meaning(path)[0].task == "tagging"
     error = refusal(conll("bc/cctv/00"))
     assert "are all the same" in error.what
     assert "--columns word=2,tag=4" in (error.hint or "")

@@ -412,13 +412,13 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
     """The header, the grounds of what was inferred, and what else is possible. given: columns that were named."""
     lines = [] if reader.named is None else [f"header: {'yes' if reader.named else 'no'}"]
-    layout, known = reader.kind in ("squad", "spans", "conll"), values.KNOWN_NAMES | {*_CHOICE_LISTS}
-    inferred = []
+    layout, inferred = reader.kind in ("squad", "spans", "conll"), []
     for what, names in (("text", schema.text), ("label", schema.label)):
         if {*names} - given:
-            by_name = {columns[name].known_name for name in names} <= known
+            by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {*_CHOICE_LISTS}
             inferred.append(f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}")
-    others = [repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if {*schema.label} - given]
+    is_open = not layout and {*schema.label} - given
+    others = [repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open]
     also = f"; another label could be: {', '.join(others)}" if others else ""
     split = [f"all rows are used, though {c.name!r} divides them" for c in columns.values() if given and _is_split(c)]
     return lines + [f"inferred: {', '.join(inferred)}{also}"] * bool(inferred) + split
