@@ -104,17 +104,18 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str,
     return path, {"serialized": library.to_str(), "notes": notes}
 
 
-def check_description(content: dict[str, Any]) -> None:
-    """Refuse the content of a tokenizer.json that the library does not refuse itself, but crashes on, or for which it
-    takes unlimited time or memory, or that contradicts itself. Nothing is run.
+def check_description(serialized: str) -> dict[str, Any]:
+    """The content of a tokenizer.json. Refuses one that the library does not refuse itself, but crashes on, or for
+    which it takes unlimited time or memory, or that contradicts itself. Nothing is run.
 
     Raises:
         BertworksError: such a content.
         Exception: any other, for a content that is no tokenizer.
     """
+    content: dict[str, Any] = json.loads(serialized)
     model = content.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
-        return  # the library refuses it, and names the line
+        return content  # the library refuses it, and names the line
     vocabulary: Any = model["vocab"]
     if isinstance(vocabulary, list):
         refuse_large_trie(piece for piece, _ in vocabulary)
@@ -126,6 +127,7 @@ def check_description(content: dict[str, Any]) -> None:
     _require(longest <= 10 * LONGEST_WORD, f"words of {longest:,} characters are too long")
     _require(all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
     _require((model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token")
+    _require(len(claims) <= _MOST_ADDED, f"{len(claims):,} added tokens: too many")
     _require(sum(len(token) for token, _ in claims) <= 1 << 20, "the added tokens are too long")
     growth, parts = 1.0, [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
     while parts:
@@ -156,6 +158,7 @@ def check_description(content: dict[str, Any]) -> None:
     _require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
     for name, number in claims:
         _require(number == ids.get(name), f"{name!r:.60} has the id {number!r:.20}, in the vocabulary {ids.get(name)}")
+    return content
 
 
 def _require(holds: bool, what: str) -> None:
@@ -262,18 +265,12 @@ def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool]:
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
     """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json."""
     content = _parse_json(serialized, path)
-    added = content.get("added_tokens")
-    if isinstance(added, list) and len(added) > _MOST_ADDED:
-        raise BertworksError(f"{len(added):,} added tokens: too many", where=str(path))
-    normalizer = content.get("normalizer")
-    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+    old = content.get("normalizer")
+    is_bert = config.get("tokenizer_class", "BertTokenizer") in ("BertTokenizer", "BertTokenizerFast")
+    if not is_bert or not isinstance(old, dict) or old.get("type") != "BertNormalizer":
         return serialized
-    if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
-        return serialized
-    content["normalizer"] = normalizer | _normalizer_settings(config)
-    changed = [
-        key for key, name in NORMALIZER_SETTINGS.items() if content["normalizer"].get(name) != normalizer.get(name)
-    ]
+    new = content["normalizer"] = old | _normalizer_settings(config)
+    changed = [key for key, name in NORMALIZER_SETTINGS.items() if new.get(name) != old.get(name)]
     if not changed:
         return serialized
     changes = ", ".join(f"{key} {str(config[key]).lower()}" for key in changed)
@@ -350,8 +347,8 @@ def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str,
         raise BertworksError("additional_special_tokens is not a list", where=str(folder))
     if not isinstance(decoder, dict) or not all(n.isdecimal() and isinstance(t, dict) for n, t in decoder.items()):
         raise BertworksError("added_tokens_decoder does not map ids to tokens", where=str(folder))
-    if len(added) + len(more) + len(decoder) > _MOST_ADDED:
-        raise BertworksError(f"{len(added) + len(more) + len(decoder):,} added tokens: too many", where=str(folder))
+    if (count := len(added) + len(more) + len(decoder)) > _MOST_ADDED:
+        raise BertworksError(f"{count:,} added tokens: too many", where=str(folder))
     ids: dict[str, Any] = library.get_vocab() | added
     entries: dict[str, dict[str, Any]] = {token: {"special": False} for token in added}
     entries |= {str(_content(token)): token if isinstance(token, dict) else {} for token in more}

@@ -33,6 +33,7 @@ SPELLINGS = {  # of special tokens in published vocabularies, where a folder doe
     "mask_token": ("[MASK]", "<mask>"),
 }
 SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
+SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LARGEST_TRIE = 1 << 22  # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
@@ -152,7 +153,7 @@ def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
     Args:
         tokenizer: the content of tokenizer.json.
     """
-    steps = [step for name in ("normalizer", "pre_tokenizer") for step in _steps(tokenizer[name] or {})]
+    steps = [step for name in ("normalizer", "pre_tokenizer") for step in steps_of(tokenizer[name])]
     kinds = {step["type"] for step in steps}
     local = kinds <= _LOCAL_STEPS and all(step.get("use_regex", True) and step.get("split", True) for step in steps)
     patterns = [step["pattern"] for step in steps if step["type"] == "Replace"]
@@ -173,11 +174,11 @@ def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
     return re.compile(pattern)
 
 
-def _steps(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def steps_of(step: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The steps of a normalizer or a pre-tokenizer, without sequences."""
-    if step.get("type") != "Sequence":
+    if not step or step["type"] != "Sequence":
         return [step] if step else []
-    return [inner for part in step.get("normalizers", step.get("pretokenizers", [])) for inner in _steps(part)]
+    return [inner for part in step.get("normalizers", step.get("pretokenizers", [])) for inner in steps_of(part)]
 
 
 class _SentencePiece(NamedTuple):
@@ -234,10 +235,8 @@ def sentencepiece_pipeline(
     library.post_processor = template(library, _STYLES[style], tokens)
     library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
     if s.byte_fallback:
-        strip = decoders.Strip(" ", int(s.adds_space), 0)
-        library.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
-        )
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", int(s.adds_space), 0)])
     library.add_special_tokens([token for token in s.control if token in ids])
     if s.is_bpe:  # the scores of unigram pieces make them win by themselves
         library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
