@@ -46,9 +46,7 @@ def margin_of(lines: Sequence[str]) -> int | None:
     stripped = [line.strip() for line in lines]
     widths = list(map(_width, stripped))
     filled = sorted(filter(None, widths))
-    if len(filled) <= _MIN_BREAKS:
-        return None
-    margin = filled[int(len(filled) * 0.98)]
+    margin = filled[int(len(filled) * 0.98)] if len(filled) > _MIN_BREAKS else 0
     if not _NARROWEST <= margin <= _WIDEST:
         return None
     breaks = tight = through = capital = 0
@@ -175,11 +173,7 @@ def _words(lines: Iterable[str]) -> set[str]:
 def _is_full(width: int, following: str, margin: int) -> bool:
     """Whether the first word of the next line did not fit; lines that are wrapped by hand may be a tenth shorter."""
     room = margin * 0.9 - width
-    if room < 2:
-        return True
-    if _is_unspaced(following[0]):
-        return False
-    return 1 + _width(following[:24].split(" ", 1)[0]) > room
+    return room < 2 or (not _is_unspaced(following[0]) and 1 + _width(following[:24].split(" ", 1)[0]) > room)
 
 
 def _is_unspaced(character: str) -> bool:

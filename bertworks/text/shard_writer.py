@@ -16,7 +16,7 @@ The file of a part is an .npz file, sealed with the sha256 of the text and of th
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from bertworks.io.binary_files import is_sealed, sealing
 from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.word_cache import Arrays, WordCache, flat_arrays
+from bertworks.text.word_cache import WordCache, flat_arrays
 
 DATA_FILES = ("tokens.bin", "sentences.npy", "documents.npy")
 PIECE_CHARACTERS = 1 << 18  # longer documents are divided at a line end or a space, so that lines may have any length
@@ -92,14 +92,9 @@ class PartWriter:
     """
 
     def __init__(self, tokenizer_folder: str | Path, folder: str | Path):
-        tokenizer = Tokenizer.load(tokenizer_folder)
+        self._tokenizer = Tokenizer.load(tokenizer_folder)
         serialized = (Path(tokenizer_folder) / "tokenizer.json").read_text(encoding="utf-8")
-        self._encode: Callable[[list[str]], Arrays] = (
-            WordCache(serialized).encode
-            if WordCache.is_exact(serialized)
-            else lambda sentences: flat_arrays(tokenizer.ids(sentences))
-        )
-        self._tokenizer = tokenizer
+        self._cache = WordCache(serialized) if WordCache.is_exact(serialized) else None
         self._folder = Path(folder)
 
     def __call__(self, part: Part) -> int:
@@ -126,7 +121,8 @@ class PartWriter:
             if begins:
                 fragments.append(0)
             fragments[-1] += len(new)
-        batches = [flat_arrays([]), *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
+        encode = self._cache.encode if self._cache else lambda texts: flat_arrays(self._tokenizer.ids(texts))
+        batches = [flat_arrays([]), *map(encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
         tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
         unknown = np.flatnonzero(tokens == self._tokenizer.unk_id)
         with_unknown = np.unique(np.searchsorted(np.cumsum(lengths), unknown, side="right"))[:_SAMPLED_SENTENCES]

@@ -68,6 +68,16 @@ def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
         raise BertworksError(f"{what}: {str(error)[:200]}", where=where) from None
 
 
+def require(holds: bool, what: str, where: str | Path = "", hint: str | None = None) -> None:
+    """Raise BertworksError unless a condition holds, about what a file at `where` says.
+
+    Args:
+        hint: None: to choose another file.
+    """
+    if not holds:
+        raise BertworksError(what, where=str(where), hint=hint or "get the file again, or choose another model")
+
+
 def refuse_large_trie(pieces: Iterable[str]) -> None:
     """Raises ValueError for pieces of a unigram model that would take gigabytes."""
     if (size := sum(len(piece.encode()) for piece in pieces)) > _LARGEST_TRIE:
@@ -208,14 +218,14 @@ def sentencepiece_pipeline(
     if style not in _STYLES:
         refuse_style(path, style)
     if style == "xlmroberta":  # the ids of fairseq: <pad> comes in between, and <mask> last
-        if [piece for piece, _ in pieces[:3]] != ["<unk>", "<s>", "</s>"]:
-            raise BertworksError("its first pieces are not <unk>, <s> and </s>", where=str(path))
+        is_good = [piece for piece, _ in pieces[:3]] == ["<unk>", "<s>", "</s>"]
+        require(is_good, "its first pieces are not <unk>, <s> and </s>", path)
         first = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
         pieces, unk_id = [*first, *pieces[3:], ("<mask>", 0.0)], 3
     ids = {piece: number for number, (piece, _) in enumerate(pieces)}
     tokens = spell_special_tokens(names, ids)
-    if "C" in _STYLES[style][0] and not {"cls_token", "sep_token"} <= tokens.keys():
-        raise BertworksError("the vocabulary lacks the special tokens of its family", where=str(path))
+    is_complete = "C" not in _STYLES[style][0] or {"cls_token", "sep_token"} <= tokens.keys()
+    require(is_complete, "the vocabulary lacks the special tokens of its family", path)
     model: models.Model
     if s.is_bpe:
         cuts = ((piece[:n], piece[n:]) for piece in ids for n in range(1, len(piece)))

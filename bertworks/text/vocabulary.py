@@ -163,7 +163,7 @@ def _count(
         decided = replace(config, strip_accents=_decide_accents(config, counts.script_fraction(), notes))
         if decided.strip_accents and not undecided.strip_accents:
             stripped.add_without_accents(counts)
-            return WordStatistics(stripped, max_memory, notes), decided
+            counts = stripped
         return WordStatistics(counts, max_memory, notes), decided
 
 
