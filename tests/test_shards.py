@@ -22,10 +22,11 @@ from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import sha256
+from bertworks.io.binary_files import is_sealed
 from bertworks.text import shard_writer as parts_module
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.segmentation import split_sentences
-from bertworks.text.shard_writer import PartWriter, cut_into_parts, is_complete, part_path, token_dtype
+from bertworks.text.shard_writer import PartWriter, cut_into_parts, part_path, token_dtype
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.word_cache import WordCache
@@ -323,12 +324,12 @@ def test_it_goes_on_with_the_parts_that_are_there(
     made: list[Path] = []
 
     def look(path: Path, key: str) -> bool:
-        complete = is_complete(path, key)
+        complete = is_sealed(path, key)
         if not complete:
             made.append(path)
         return complete
 
-    monkeypatch.setattr(parts_module, "is_complete", look)
+    monkeypatch.setattr(parts_module, "is_sealed", look)
     shards = write_shards(reader, tokenizer, folder, workers=1, part_characters=3000)
     total = sum(1 for _ in cut_into_parts((document.text for document in reader), 3000))
     assert made == [part_path(folder / "parts", number) for number in (1, 4, *range(6, total))]
@@ -343,11 +344,11 @@ def test_a_part_of_another_text_or_tokenizer_is_not_taken(tokenizer: Tokenizer, 
     (_, one), (_, other) = next(cut_into_parts(["The cat sat."], 9)), next(cut_into_parts(["The dog sat."], 9))
     path = part_path(tmp_path, 0)
     assert writer((0, one)) == len("The cat sat.")
-    assert is_complete(path, writer.key(one))
-    assert not is_complete(path, writer.key(other))
-    assert not is_complete(path, other_writer.key(one))
+    assert is_sealed(path, writer.key(one))
+    assert not is_sealed(path, writer.key(other))
+    assert not is_sealed(path, other_writer.key(one))
     other_writer((0, one))
-    assert is_complete(path, other_writer.key(one))
+    assert is_sealed(path, other_writer.key(one))
 
 
 def test_damage_to_a_part_is_found_or_harmless(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -364,11 +365,11 @@ def test_damage_to_a_part_is_found_or_harmless(tokenizer: Tokenizer, tmp_path: P
     whole, before = path.read_bytes(), content()
     for position in range(0, len(whole), 3):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
-        if is_complete(path, key):
+        if is_sealed(path, key):
             assert content() == before
     for size in range(0, len(whole), 50):
         path.write_bytes(whole[:size])
-        assert not is_complete(path, key)
+        assert not is_sealed(path, key)
 
 
 def test_long_documents_go_on_from_part_to_part(

@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
 from bertworks.io.atomic_write import sha256
 from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, rereadable
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
@@ -33,7 +33,7 @@ class Identity(NamedTuple):
 
     files: int
     bytes: int
-    stamp: str  # sha256 of paths, sizes and times of change; of a copy it differs
+    files_sha256: str  # sha256 of paths, sizes and times of change; of a copy it differs
 
 
 class CorpusReader:
@@ -106,10 +106,8 @@ class CorpusReader:
         """
         digest, size = hashlib.sha256(), 0
         for path in self.files:
-            try:
+            with explain_os_errors("cannot be read", self._names[path][1]):
                 status = path.stat()
-            except OSError as error:
-                raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path][1]) from error
             size += status.st_size
             digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
         return Identity(len(self.files), size, digest.hexdigest())
@@ -127,13 +125,9 @@ class CorpusReader:
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
             text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)
-            if not text:
-                report.empty_documents.add(source)
-                continue
-            cut = cut_text(text, LARGEST_DOCUMENT, "\n", "。", ". ", " ")
-            pieces = [stripped for piece in cut if (stripped := piece.strip())]
-            if len(pieces) > 1:
-                report.cut_documents.add(source)
+            pieces = list(filter(None, map(str.strip, cut_text(text, LARGEST_DOCUMENT, "\n", "。", ". ", " "))))
+            if len(pieces) != 1:
+                (report.cut_documents if pieces else report.empty_documents).add(source)
             for piece in pieces:
                 report.documents += 1
                 report.characters += len(piece)
@@ -142,8 +136,11 @@ class CorpusReader:
     def _find(self, path: Path) -> Iterator[tuple[Path, str]]:
         """The files of an input, with their paths relative to it."""
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
+        if not matches and glob.has_magic(str(path)):
+            hint = f"see what is there: `ls {quoted(path.parent)}`"
+            raise UsageError("the glob matches nothing", where=str(path), hint=hint)
         if not matches:
-            raise _nothing_there(path)
+            raise nothing_there(path)
         for match in matches:
             if match.is_dir():
                 yield from self._walk(match)
@@ -164,8 +161,7 @@ class CorpusReader:
         """Whether an entry of a folder is read. Others, except hidden ones, are counted with the reason."""
         if path.name.startswith("."):
             return False
-        reason = _skip_reason(path)
-        if reason:
+        if reason := _skip_reason(path):
             self._skipped.add(f"{path} ({reason})")
         return not reason
 
@@ -189,14 +185,6 @@ def _is_special(path: Path) -> bool:
 def _raise_unreadable(error: OSError) -> None:
     what = f"the folder cannot be read: {error.strerror}"
     raise BertworksError(what, where=str(error.filename), hint="make it readable") from error
-
-
-def _nothing_there(path: Path) -> UsageError:
-    if glob.has_magic(str(path)):
-        return UsageError(
-            "the glob matches nothing", where=str(path), hint=f"see what is there: `ls {quoted(path.parent)}`"
-        )
-    return nothing_there(path)
 
 
 def _clean(text: str, source: str, report: CorpusReport) -> str:

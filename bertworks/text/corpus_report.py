@@ -122,7 +122,7 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         ),
         warnings=[],
     )
-    return replace(report, warnings=list(_warnings(report, shards, tokenizer)))
+    return replace(report, warnings=_warnings(report, shards, tokenizer))
 
 
 def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
@@ -209,66 +209,43 @@ def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
     return cured / max(sum(words.values()), 1)
 
 
-def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> Iterator[str]:
+def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> list[str]:
     """Problems to expect and what to do, the worst first."""
-    yield from tokenizer.notes
-    yield from _vocabulary_warnings(report, tokenizer)
     documents, sentences = report.duplicate_documents, report.duplicate_sentences
-    if documents.share > _MANY_DUPLICATE_DOCUMENTS:
-        yield (
-            f"{documents.share:.1%} of the documents are copies of others: the model will memorize them, and "
-            "held-out documents may be among them; remove copies from the corpus"
-        )
-    if sentences.share > _MANY_DUPLICATE_SENTENCES:
-        yield (
-            f"{sentences.share:.1%} of the sentences are copies of others, such as "
-            f"{next(iter(sentences.most_repeated), '')!r}: remove menus, headers and other lines that are on every "
-            "page"
-        )
-    if shards.manifest.sections:
-        yield (
-            "the corpus is one document, which was cut into sections so that next sentence prediction has others to "
-            "draw from; separate documents by blank lines"
-        )
-    if report.single_sentence_documents > report.documents // 2:
-        yield (
-            f"{report.single_sentence_documents:,} documents have a single sentence, and next sentence "
-            "prediction needs two: join related sentences into documents, or pre-train without it"
-        )
+    cured, is_uncased = report.unknown_cured_by_lowercase, count_cased(tokenizer.tokens) <= tokenizer.vocab_size // 100
+    wrong_case = report.unknown_share > _CASING_UNKNOWN and cured > 0.5 and not tokenizer.lowercase
     most = min(tokenizer.model_max_length, 512)
     long = sum(count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most)
-    if long > report.sentences // 1000:
-        yield (
-            f"{long:,} sentences are longer than {most} tokens and will be cut: is the text without full stops and "
-            "line ends, or in a language without word borders for this vocabulary?"
-        )
-
-
-def _vocabulary_warnings(report: CorpusStatistics, tokenizer: Tokenizer) -> Iterator[str]:
-    if report.unknown_share > _MANY_UNKNOWN:
-        yield (
-            f"{report.unknown_share:.1%} of the tokens are [UNK]{_examples(report.unknown_words)}: the vocabulary does "
-            "not fit this text; train one on it with `bertworks vocab`"
-        )
-    if report.unknown_share > _CASING_UNKNOWN and report.unknown_cured_by_lowercase > 0.5 and not tokenizer.lowercase:
-        share = f"{report.unknown_cured_by_lowercase:.0%} of the unknown words are known in lower case: "
-        if count_cased(tokenizer.tokens) <= len(tokenizer.tokens) // 100:
-            yield (
-                share + "the vocabulary is uncased but the tokenizer keeps capitals; set do_lower_case to true in its "
-                "tokenizer_config.json (and lowercase in tokenizer.json)"
-            )
-        else:
-            yield share + "much of the text is in capitals that the cased vocabulary lacks; use an uncased one"
-    if report.tokens_per_word > _MANY_PIECES:
-        yield (
-            f"a word takes {report.tokens_per_word:.1f} tokens on average: the vocabulary is of another language or "
-            "field, or too small; train one with `bertworks vocab`"
-        )
-    if report.tokens < _FEW_USES * tokenizer.vocab_size:
-        yield (
-            f"{report.tokens:,} tokens are few for a vocabulary of {tokenizer.vocab_size:,}: many tokens will hardly "
-            f"be seen; a vocabulary of about {max(report.tokens // _FEW_USES, 1000):,} fits better"
-        )
+    applies = {
+        f"{report.unknown_share:.1%} of the tokens are [UNK]{_examples(report.unknown_words)}: the vocabulary does "
+        "not fit this text; train one on it with `bertworks vocab`": report.unknown_share > _MANY_UNKNOWN,
+        f"{cured:.0%} of the unknown words are known in lower case: the vocabulary is uncased but the tokenizer keeps "
+        "capitals; set do_lower_case to true in its tokenizer_config.json (and lowercase in tokenizer.json)": (
+            wrong_case and is_uncased
+        ),
+        f"{cured:.0%} of the unknown words are known in lower case: much of the text is in capitals that the cased "
+        "vocabulary lacks; use an uncased one": wrong_case and not is_uncased,
+        f"a word takes {report.tokens_per_word:.1f} tokens on average: the vocabulary is of another language or "
+        "field, or too small; train one with `bertworks vocab`": report.tokens_per_word > _MANY_PIECES,
+        f"{report.tokens:,} tokens are few for a vocabulary of {tokenizer.vocab_size:,}: many tokens will hardly "
+        f"be seen; a vocabulary of about {max(report.tokens // _FEW_USES, 1000):,} fits better": (
+            report.tokens < _FEW_USES * tokenizer.vocab_size
+        ),
+        f"{documents.share:.1%} of the documents are copies of others: the model will memorize them, and held-out "
+        "documents may be among them; remove copies from the corpus": documents.share > _MANY_DUPLICATE_DOCUMENTS,
+        f"{sentences.share:.1%} of the sentences are copies of others, such as "
+        f"{next(iter(sentences.most_repeated), '')!r}: remove menus, headers and other lines that are on every "
+        "page": sentences.share > _MANY_DUPLICATE_SENTENCES,
+        "the corpus is one document, which was cut into sections so that next sentence prediction has others to draw "
+        "from; separate documents by blank lines": shards.manifest.sections,
+        f"{report.single_sentence_documents:,} documents have a single sentence, and next sentence prediction needs "
+        "two: join related sentences into documents, or pre-train without it": (
+            report.single_sentence_documents > report.documents // 2
+        ),
+        f"{long:,} sentences are longer than {most} tokens and will be cut: is the text without full stops and line "
+        "ends, or in a language without word borders for this vocabulary?": long > report.sentences // 1000,
+    }
+    return [*tokenizer.notes, *(warning for warning, is_true in applies.items() if is_true)]
 
 
 def _examples(words: dict[str, int]) -> str:

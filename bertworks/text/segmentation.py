@@ -46,9 +46,7 @@ def margin_of(lines: Sequence[str]) -> int | None:
     stripped = [line.strip() for line in lines]
     widths = list(map(_width, stripped))
     filled = sorted(filter(None, widths))
-    if len(filled) <= _MIN_BREAKS:
-        return None
-    margin = filled[int(len(filled) * 0.98)]
+    margin = filled[int(len(filled) * 0.98)] if len(filled) > _MIN_BREAKS else 0
     if not _NARROWEST <= margin <= _WIDEST:
         return None
     breaks = tight = through = capital = 0
@@ -175,11 +173,7 @@ def _words(lines: Iterable[str]) -> set[str]:
 def _is_full(width: int, following: str, margin: int) -> bool:
     """Whether the first word of the next line did not fit; lines that are wrapped by hand may be a tenth shorter."""
     room = margin * 0.9 - width
-    if room < 2:
-        return True
-    if _is_unspaced(following[0]):
-        return False
-    return 1 + _width(following[:24].split(" ", 1)[0]) > room
+    return room < 2 or (not _is_unspaced(following[0]) and 1 + _width(following[:24].split(" ", 1)[0]) > room)
 
 
 def _is_unspaced(character: str) -> bool:
@@ -236,45 +230,33 @@ def split_sentences(text: str) -> list[str]:
     while match := _STOP.search(text, position):
         stop, end = match.span()
         position = end
-        mark = text[stop]
-        if mark == "\n":
-            pass
-        elif stop - start < 2 and not text[start:stop].isalnum() and "\n" not in text[stop:end]:
-            continue  # punctuation alone is not a sentence: it begins the next one
-        elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
-            continue
-        if sentence := text[start:end].strip():
-            sentences.append(sentence)
+        if end < len(text) and "\n" not in text[stop:end]:
+            if stop - start < 2 and not text[start:stop].isalnum():
+                continue  # punctuation alone is not a sentence: it begins the next one
+            if not (_ends_half_width if text[stop] in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
+                continue
+        sentences.append(text[start:end])
         start = end
-    if sentence := text[start:].strip():
-        sentences.append(sentence)
-    if max(map(len, sentences), default=0) > LONGEST_SENTENCE:
+    sentences.append(text[start:])
+    if max(map(len, sentences)) > LONGEST_SENTENCE:
         marks = (" ", "　", "\t", "、", ",")
-        pieces = (piece.strip() for sentence in sentences for piece in cut_text(sentence, LONGEST_SENTENCE, *marks))
-        return list(filter(None, pieces))
-    return sentences
+        sentences = [piece for sentence in sentences for piece in cut_text(sentence.strip(), LONGEST_SENTENCE, *marks)]
+    return list(filter(None, map(str.strip, sentences)))
 
 
 def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
-    """Whether a sentence from `start` ends with the stop in `text[stop:end]`, which includes white space."""
-    if end == len(text):
-        return True
-    following = text[end]
+    """Whether a sentence from `start` ends with the stop in `text[stop:end]`, which includes white space. It is not at
+    the end of the text or of a line."""
     if not text[end - 1].isspace():
         return _ends_without_space(text, stop, end)
-    if "\n" in text[stop:end]:
-        return True
-    if not following.isalnum():
-        following = _first_letter(text, end)
-    hangul = _is_hangul(text[stop - 1]) if stop else False
-    if following.islower() and not hangul:
-        return False
-    if hangul:
+    if _is_hangul(text[stop - 1 : stop]):
         quoted = text[stop:end].rstrip()[-1] in "\"'”’»」』》〉"
         return not (quoted and _QUOTATIVE.match(text, end))
-    if text[stop] != "." or text[stop + 1] == ".":
-        return True
-    return not _is_abbreviation(text, start, stop, end, following)
+    following = _first_letter(text, end)
+    if following.islower():
+        return False
+    is_full_stop = text[stop] == "." and text[stop + 1] != "."
+    return not (is_full_stop and _is_abbreviation(text, start, stop, end, following))
 
 
 def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str) -> bool:
@@ -291,10 +273,8 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
             return True
     if not word.isalnum():
         word = _JOINTS.split(word)[-1]
-    if word in _TITLES:
-        return True
     number_follows = following.isdecimal()
-    if number_follows and word in _BEFORE_NUMBERS:
+    if word in _TITLES or (number_follows and word in _BEFORE_NUMBERS):
         return True
     if (
         word in _ABBREVIATIONS
@@ -307,7 +287,7 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
 
 def _ends_without_space(text: str, stop: int, end: int) -> bool:
     """Whether a stop without a space ends a sentence: in Korean and Japanese, not in decimals or addresses."""
-    before, after = text[stop - 1] if stop else "", text[end]
+    before, after = text[stop - 1 : stop], text[end]
     if _is_hangul(before) and _is_hangul(after):
         return stop >= 2 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
     return (
@@ -319,8 +299,7 @@ def _ends_without_space(text: str, stop: int, end: int) -> bool:
 
 
 def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
-    if end == len(text) or "\n" in text[stop:end]:
-        return True
+    """As `_ends_half_width`."""
     if text[stop] == "．" and not (stop and _is_unspaced_script(text[stop - 1]) and not text[stop - 1].isdecimal()):
         return False  # a decimal or an enumeration: ３．１４
     if end - start <= _LONGEST_QUOTE and _is_inside_quote(text, start, end):
@@ -336,10 +315,8 @@ def _is_inside_quote(text: str, start: int, end: int) -> bool:
 
 def _first_letter(text: str, position: int) -> str:
     """The first character from `position` that is not an opening mark, among the next five of the line."""
-    for character in text[position : position + 5].partition("\n")[0]:
-        if character not in _OPENERS and not character.isspace():
-            return character
-    return ""
+    near = text[position : position + 5].partition("\n")[0]
+    return next((character for character in near if character not in _OPENERS and not character.isspace()), "")
 
 
 def _next_word(text: str, position: int) -> str:

@@ -4,9 +4,8 @@ Parts make `shards` parallel and resumable. The content of a part depends on the
 workers, and the file of a part holds the sha256 of its text. Documents are completed when parts are joined: a document
 may continue in the next part, empty documents are dropped, and a corpus of one document is divided into sections.
 
-The file of a part is an .npz file:
+The file of a part is an .npz file, sealed with the sha256 of the text and of the tokenizer:
 
-    key        the sha256 of the text and of the tokenizer
     tokens     uint16 or uint32 [tokens]
     lengths    int32 [sentences]: tokens of each sentence; none is 0
     fragments  int32 [1 + documents that begin here]: sentences that continue the last document of the part before, then
@@ -17,19 +16,19 @@ The file of a part is an .npz file:
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.io.atomic_write import replacing, write_npy
+from bertworks.io.binary_files import is_sealed, sealing
 from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.word_cache import Arrays, WordCache, flat_arrays
+from bertworks.text.word_cache import WordCache, flat_arrays
 
 DATA_FILES = ("tokens.bin", "sentences.npy", "documents.npy")
 PIECE_CHARACTERS = 1 << 18  # longer documents are divided at a line end or a space, so that lines may have any length
@@ -40,7 +39,6 @@ _SAMPLED_CHARACTERS = 1 << 12  # of such a sentence
 _WORD_CHARACTERS = 40  # of a word kept as an example
 _UNKNOWN_WORDS = 100  # of these, per part
 _LISTED_UNKNOWN_WORDS = 1000  # in the manifest
-_ARRAYS = ("key", "tokens", "lengths", "fragments", "counts")
 Piece = tuple[bool, str]  # whether it begins a document, or continues one; its text
 Part = tuple[int, list[Piece]]  # its number
 
@@ -94,24 +92,19 @@ class PartWriter:
     """
 
     def __init__(self, tokenizer_folder: str | Path, folder: str | Path):
-        tokenizer = Tokenizer.load(tokenizer_folder)
+        self._tokenizer = Tokenizer.load(tokenizer_folder)
         serialized = (Path(tokenizer_folder) / "tokenizer.json").read_text(encoding="utf-8")
-        self._encode: Callable[[list[str]], Arrays] = (
-            WordCache(serialized).encode
-            if WordCache.is_exact(serialized)
-            else lambda sentences: flat_arrays(tokenizer.ids(sentences))
-        )
-        self._tokenizer = tokenizer
+        self._cache = WordCache(serialized) if WordCache.is_exact(serialized) else None
         self._folder = Path(folder)
 
     def __call__(self, part: Part) -> int:
         """Write a part unless a complete file exists. Returns its characters."""
         number, pieces = part
         path, key = part_path(self._folder, number), self.key(pieces)
-        if not is_complete(path, key):
+        if not is_sealed(path, key):
             arrays = self.encode(pieces)
-            with replacing(path) as temporary, temporary.open("wb") as file:
-                np.savez(file, key=np.array(key), **arrays)
+            with sealing(path, key) as temporary, temporary.open("wb") as file:
+                np.savez(file, **arrays)
         return sum(len(text) for _, text in pieces)
 
     def key(self, pieces: list[Piece]) -> str:
@@ -128,7 +121,8 @@ class PartWriter:
             if begins:
                 fragments.append(0)
             fragments[-1] += len(new)
-        batches = [flat_arrays([]), *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
+        encode = self._cache.encode if self._cache else lambda texts: flat_arrays(self._tokenizer.ids(texts))
+        batches = [flat_arrays([]), *map(encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
         tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
         unknown = np.flatnonzero(tokens == self._tokenizer.unk_id)
         with_unknown = np.unique(np.searchsorted(np.cumsum(lengths), unknown, side="right"))[:_SAMPLED_SENTENCES]
@@ -156,16 +150,6 @@ class PartWriter:
 def part_path(folder: Path, number: int) -> Path:
     """The file of a part. A folder holds a thousand, as larger folders are slow."""
     return folder / f"{number // 1000:04d}" / f"{number % 1000:03d}.part"
-
-
-def is_complete(path: Path, key: str) -> bool:
-    """Whether the file of a part exists with this key and is undamaged."""
-    try:
-        with path.open("rb") as file, np.load(file) as part:
-            found, *_ = [part[name] for name in _ARRAYS]  # each is compared with its checksum
-        return str(found) == key
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile):
-        return False
 
 
 def join_parts(parts: Path, number: int, folder: Path) -> dict[str, Any]:

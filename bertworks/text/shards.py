@@ -258,7 +258,7 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
         BertworksError: input files have changed since the beginning, or there is no text.
     """
     settings = settings | {"content_sha256": reader.content_sha256()}
-    if reader.identity().stamp != settings["files_sha256"]:
+    if reader.identity().files_sha256 != settings["files_sha256"]:
         what = "files of the corpus changed while they were read"
         hint = "run the same command again: parts of unchanged text are kept"
         raise BertworksError(what, where=some_names(map(str, reader.files), 3), hint=hint)
@@ -297,16 +297,13 @@ def _damaged(path: Path, problem: str) -> BertworksError:
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be equal to resume a folder, or to find it finished."""
-    files, size, stamp = reader.identity()
     return {
         "format": FORMAT,
         "tokenizer": tokenizer.sha256,
         "text_column": reader.text_column,
         "documents": reader.documents,
         "encoding": reader.encoding,
-        "files": files,
-        "bytes": size,
-        "files_sha256": stamp,
+        **reader.identity()._asdict(),
     }
 
 

@@ -16,7 +16,6 @@ Memory: the library needs about 300 bytes for each token, so long texts are enco
 token (`cut_points`); a part without such a place stays whole.
 """
 
-import hashlib
 import json
 import re
 import sys
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
+from bertworks.io.binary_files import json_sha256
 from bertworks.io.processes import chunk_by_size
 from bertworks.text import tokenizer_pipeline
 from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, check_description, count_cased, read_folder, read_vocabulary
@@ -106,8 +106,7 @@ class Tokenizer:
         files: Mapping[str, bytes] | None = None,
     ):
         self.model_max_length, self.notes, self.files = model_max_length, tuple(notes), dict(files or {})
-        description = guarded(lambda: json.loads(serialized), "not a tokenizer")
-        guarded(lambda: check_description(description), "not a tokenizer")
+        description = guarded(lambda: check_description(serialized), "not a tokenizer")
         self._library = guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
         # Comes first: to_str() of the library counts up to the largest id.
         self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
@@ -213,9 +212,8 @@ class Tokenizer:
         special = [self.tokens[number] for number in sorted(self.special_ids)]
         others = [token for token in special if token not in self.special_tokens.values()]
         named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
-        whole = self._description["normalizer"] or {}  # BERT's is alone, or one of a sequence
-        parts = whole.get("normalizers", [whole])
-        normalizer: dict[str, Any] = next((part for part in parts if part.get("type") == "BertNormalizer"), {})
+        steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
+        normalizer: Mapping[str, Any] = next((step for step in steps if step["type"] == "BertNormalizer"), {})
         config = {
             "tokenizer_class": "BertTokenizer" if is_word_piece else "PreTrainedTokenizerFast",
             **named,
@@ -236,10 +234,7 @@ class Tokenizer:
         """Hash of what decides the ids (normalizer, pre-tokenizer, model, special tokens, template), not of file names
         or white space."""
         names = ("normalizer", "pre_tokenizer", "model", "added_tokens", "post_processor")
-        canonical = json.dumps(
-            {name: self._description[name] for name in names}, sort_keys=True, ensure_ascii=True, separators=(",", ":")
-        )
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+        return json_sha256({name: self._description[name] for name in names})
 
     @cached_property
     def lowercase(self) -> bool:
@@ -255,12 +250,9 @@ class Tokenizer:
         space. Special tokens always do.
         """
         model = self._description["model"]
-        if model["type"] == "WordPiece":
-            prefix = model["continuing_subword_prefix"]
-            begins = [not token.startswith(prefix) for token in self.tokens]
-        else:
-            begins = [token.startswith(("Ġ", "▁")) for token in self.tokens]
-        flags = np.array(begins, dtype=np.bool_)
+        is_word_piece = model["type"] == "WordPiece"
+        signs = model["continuing_subword_prefix"] if is_word_piece else ("Ġ", "▁")
+        flags = np.array([token.startswith(signs) != is_word_piece for token in self.tokens], dtype=np.bool_)
         flags[sorted(self.special_ids)] = True
         return flags
 
@@ -327,9 +319,8 @@ class Tokenizer:
             UsageError: an id outside the vocabulary.
         """
         numbers = [int(number) for number in ids]
-        for number in numbers:
-            if not 0 <= number < self.vocab_size:
-                raise UsageError(f"token id {number} is outside the vocabulary (0..{self.vocab_size - 1})")
+        if wrong := [number for number in numbers if not 0 <= number < self.vocab_size]:
+            raise UsageError(f"token id {wrong[0]} is outside the vocabulary (0..{self.vocab_size - 1})")
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
 
     def piece(self, number: int) -> str:
@@ -348,17 +339,14 @@ class Tokenizer:
     def _begin(self, texts: Sequence[str], most: int | None) -> Iterator[tuple[Any, int]]:
         """For each text the encoding of its beginning, with at least `most` of its tokens (None: of all of it), and the
         number of its other tokens."""
-        most, encode, fast = (
-            sys.maxsize if most is None else most,
-            self._plain.encode_batch,
-            self._plain.encode_batch_fast,
-        )
+        most, fast = sys.maxsize if most is None else most, self._plain.encode_batch_fast
         ends = [self._cut(text, _PER_TOKEN * most) for text in _checked_texts(texts)]
         for group in chunk_by_size(zip(texts, ends), _AT_ONCE, itemgetter(1)):
-            for (text, end), part in zip(group, self._run(encode, [text[:end] for text, end in group])):
+            begun = self._run(self._plain.encode_batch, [text[:end] for text, end in group])
+            for (text, end), part in zip(group, begun):
                 while end < len(text) and len(part) < most:
                     end = self._cut(text, 2 * end)
-                    [part] = self._run(encode, [text[:end]])
+                    [part] = self._run(self._plain.encode_batch, [text[:end]])
                 others = 0
                 if end < len(text):
                     others = sum(len(rest) - skipped for *_, skipped, rest in self._parts(fast, [text], end - 1))
@@ -388,9 +376,7 @@ class Tokenizer:
         try:
             return guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
         except BertworksError:
-            valid = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
-            if valid == texts:
-                raise
+            valid = [tokenizer_pipeline.SURROGATES.sub("\ufffd", text) for text in texts]
             return guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
 
     def _finish(self, begun: list[tuple[Any, int]], max_length: int | None) -> Encoding:
@@ -405,10 +391,8 @@ class Tokenizer:
             num_truncated = first + sum(others) - sum(kept)
             for part, length in zip(parts, kept):
                 part.truncate(length)
-        whole = self._library.post_process(*parts)
-        return Encoding(
-            whole.ids, whole.type_ids, whole.offsets, whole.word_ids, whole.special_tokens_mask, num_truncated
-        )
+        e = self._library.post_process(*parts)
+        return Encoding(e.ids, e.type_ids, e.offsets, e.word_ids, e.special_tokens_mask, num_truncated)
 
 
 def _checked_texts(texts: Sequence[str]) -> Sequence[str]:
@@ -440,7 +424,6 @@ def _words(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int
 
 def _tokens_in_order(ids: dict[str, int]) -> list[str]:
     tokens = sorted(ids, key=ids.__getitem__)
-    for number, token in enumerate(tokens):
-        if ids[token] != number:
-            raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}: {token!r} has id {ids[token]}")
+    if wrong := [token for number, token in enumerate(tokens) if ids[token] != number]:
+        raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}: {wrong[0]!r} has id {ids[wrong[0]]}")
     return tokens

@@ -30,6 +30,7 @@ from bertworks.text.tokenizer_pipeline import (
     guarded,
     refuse_large_trie,
     refuse_style,
+    require,
     sentencepiece_pipeline,
     spell_special_tokens,
     template,
@@ -104,17 +105,18 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str,
     return path, {"serialized": library.to_str(), "notes": notes}
 
 
-def check_description(content: dict[str, Any]) -> None:
-    """Refuse the content of a tokenizer.json that the library does not refuse itself, but crashes on, or for which it
-    takes unlimited time or memory, or that contradicts itself. Nothing is run.
+def check_description(serialized: str) -> dict[str, Any]:
+    """The content of a tokenizer.json. Refuses one that the library does not refuse itself, but crashes on, or for
+    which it takes unlimited time or memory, or that contradicts itself. Nothing is run.
 
     Raises:
         BertworksError: such a content.
         Exception: any other, for a content that is no tokenizer.
     """
+    content: dict[str, Any] = json.loads(serialized)
     model = content.get("model")
     if not isinstance(model, dict) or "vocab" not in model:
-        return  # the library refuses it, and names the line
+        return content  # the library refuses it, and names the line
     vocabulary: Any = model["vocab"]
     if isinstance(vocabulary, list):
         refuse_large_trie(piece for piece, _ in vocabulary)
@@ -123,10 +125,11 @@ def check_description(content: dict[str, Any]) -> None:
     ids = dict(claims) | vocabulary
     prefix, longest = model.get("continuing_subword_prefix") or "", model.get("max_input_chars_per_word", LONGEST_WORD)
     seconds = (pair.split(" ")[1] if isinstance(pair, str) else pair[1] for pair in model.get("merges") or ())
-    _require(longest <= 10 * LONGEST_WORD, f"words of {longest:,} characters are too long")
-    _require(all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
-    _require((model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token")
-    _require(sum(len(token) for token, _ in claims) <= 1 << 20, "the added tokens are too long")
+    require(longest <= 10 * LONGEST_WORD, f"words of {longest:,} characters are too long")
+    require(all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
+    require((model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token")
+    require(len(claims) <= _MOST_ADDED, f"{len(claims):,} added tokens: too many")
+    require(sum(len(token) for token, _ in claims) <= 1 << 20, "the added tokens are too long")
     growth, parts = 1.0, [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
     while parts:
         part: Any = parts.pop()
@@ -142,25 +145,21 @@ def check_description(content: dict[str, Any]) -> None:
             case {"type": "Precompiled", "precompiled_charsmap": table}:
                 growth *= charsmap_growth(base64.b64decode(table, validate=True))
             case {"type": "FixedLength", "length": length}:
-                _require(length >= 1, "words of length 0")
+                require(length >= 1, "words of length 0")
             case {"type": "BertProcessing" | "RobertaProcessing", "sep": sep, "cls": cls}:
                 claims += sep, cls
             case {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}:
                 for pieces, texts in ((single, ["A"]), (pair, ["A", "B"])):
                     is_good = texts == [piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece]
                     is_good &= len(pieces) <= _LONGEST_TEMPLATE
-                    _require(is_good, f"a template does not hold {' and '.join(texts)} once, in order")
+                    require(is_good, f"a template does not hold {' and '.join(texts)} once, in order")
                 for token in special.values():
-                    _require(len(token["tokens"]) == len(token["ids"]) == 1, "several tokens for a special token")
+                    require(len(token["tokens"]) == len(token["ids"]) == 1, "several tokens for a special token")
                     claims.append((token["tokens"][0], token["ids"][0]))
-    _require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
+    require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
     for name, number in claims:
-        _require(number == ids.get(name), f"{name!r:.60} has the id {number!r:.20}, in the vocabulary {ids.get(name)}")
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise BertworksError(what, hint="get the file again, or choose another model")
+        require(number == ids.get(name), f"{name!r:.60} has the id {number!r:.20}, in the vocabulary {ids.get(name)}")
+    return content
 
 
 def _check_pattern(pattern: str) -> None:
@@ -177,7 +176,7 @@ def _check_pattern(pattern: str) -> None:
     while plain != (shorter := re.sub(r"\(([^()]*)\)", endless, plain)):
         plain = shorter
     is_plain &= len(pattern) <= _LONGEST_PATTERN and len(re.sub(r"^(.*)$", endless, plain, flags=re.DOTALL)) <= 2
-    _require(is_plain, f"the regular expression {pattern!r:.60} may take endless time")
+    require(is_plain, f"the regular expression {pattern!r:.60} may take endless time")
 
 
 def count_cased(tokens: Sequence[str]) -> int:
@@ -238,8 +237,7 @@ def _from_vocabulary(
     special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
-        if token not in tokens:
-            raise BertworksError(f"the vocabulary lacks {token}", where=str(path), hint="add it, one token per line")
+        require(token in tokens, f"the vocabulary lacks {token}", path, "add it, one token per line")
     normalizer: dict[str, bool | None] = {**_normalizer_settings(config)}
     if "lowercase" not in normalizer:
         cased = count_cased(tokens)
@@ -262,18 +260,12 @@ def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool]:
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
     """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json."""
     content = _parse_json(serialized, path)
-    added = content.get("added_tokens")
-    if isinstance(added, list) and len(added) > _MOST_ADDED:
-        raise BertworksError(f"{len(added):,} added tokens: too many", where=str(path))
-    normalizer = content.get("normalizer")
-    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+    old = content.get("normalizer")
+    is_bert = config.get("tokenizer_class", "BertTokenizer") in ("BertTokenizer", "BertTokenizerFast")
+    if not is_bert or not isinstance(old, dict) or old.get("type") != "BertNormalizer":
         return serialized
-    if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
-        return serialized
-    content["normalizer"] = normalizer | _normalizer_settings(config)
-    changed = [
-        key for key, name in NORMALIZER_SETTINGS.items() if content["normalizer"].get(name) != normalizer.get(name)
-    ]
+    new = content["normalizer"] = old | _normalizer_settings(config)
+    changed = [key for key, name in NORMALIZER_SETTINGS.items() if new.get(name) != old.get(name)]
     if not changed:
         return serialized
     changes = ", ".join(f"{key} {str(config[key]).lower()}" for key in changed)
@@ -283,10 +275,8 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
 
 def _read_vocabulary(path: Path) -> list[str]:
     text = _read_text(path).rstrip("\n")
-    if text.count("\n") >= _LARGEST_VOCABULARY:
-        raise BertworksError(f"{text.count(chr(10)) + 1:,} lines are no vocabulary", where=str(path))
-    if not text:
-        raise BertworksError("the vocabulary is empty", where=f"{path}:1", hint="write one token per line")
+    require((count := text.count("\n") + 1) <= _LARGEST_VOCABULARY, f"{count:,} lines are no vocabulary", path)
+    require(text != "", "the vocabulary is empty", f"{path}:1", "write one token per line")
     lines = text.split("\n")  # one of them may be empty, as in a published vocabulary: a token that no text has
     seen: dict[str, int] = {}
     for number, token in enumerate(lines, 1):
@@ -314,21 +304,18 @@ def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], styl
     if style and style not in _BYTE_LEVEL:
         refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
-    if "Ġ" not in ids or any(token.endswith("</w>") or type(number) is not int for token, number in ids.items()):
-        raise BertworksError("not the vocabulary of a byte-level BPE", where=str(path), hint="use its tokenizer.json")
-    if sorted(ids.values()) != list(range(len(ids))):
-        raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}", where=str(path))
+    is_good = "Ġ" in ids and all(type(number) is int and not token.endswith("</w>") for token, number in ids.items())
+    require(is_good, "not the vocabulary of a byte-level BPE", path, "use its tokenizer.json")
+    require(sorted(ids.values()) == list(range(len(ids))), f"ids of the vocabulary are not 0..{len(ids) - 1}", path)
     tokens = spell_special_tokens(names, ids)
     has_template = _BYTE_LEVEL.get(style, {"<s>", "</s>"} <= ids.keys())
-    if has_template and not {"cls_token", "sep_token"} <= tokens.keys():
-        raise BertworksError("the vocabulary lacks <s> or </s>", where=str(path))
+    require(not has_template or {"cls_token", "sep_token"} <= tokens.keys(), "the vocabulary lacks <s> or </s>", path)
     path = path.with_name("merges.txt")
     merges = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
         if line and not line.startswith("#version"):
-            first, space, second = line.partition(" ")
-            if not space or " " in second:
-                raise BertworksError("not two pieces with one space between them", where=f"{path}:{number}")
+            first, _, second = line.partition(" ")
+            require(line.count(" ") == 1, "not two pieces with one space between them", f"{path}:{number}")
             merges.append((first, second))
     library = tokenizers.Tokenizer(models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     add_prefix_space = config.get("add_prefix_space") is True
@@ -346,12 +333,11 @@ def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str,
     """Add the tokens that a folder lists outside its vocabulary, and those that it calls special."""
     added, more = _read_json(folder / "added_tokens.json"), settings.get("additional_special_tokens") or []
     decoder = settings.get("added_tokens_decoder") or {}
-    if not isinstance(more, list):
-        raise BertworksError("additional_special_tokens is not a list", where=str(folder))
-    if not isinstance(decoder, dict) or not all(n.isdecimal() and isinstance(t, dict) for n, t in decoder.items()):
-        raise BertworksError("added_tokens_decoder does not map ids to tokens", where=str(folder))
-    if len(added) + len(more) + len(decoder) > _MOST_ADDED:
-        raise BertworksError(f"{len(added) + len(more) + len(decoder):,} added tokens: too many", where=str(folder))
+    require(isinstance(more, list), "additional_special_tokens is not a list", folder)
+    is_map = isinstance(decoder, dict) and all(n.isdecimal() and isinstance(t, dict) for n, t in decoder.items())
+    require(is_map, "added_tokens_decoder does not map ids to tokens", folder)
+    count = len(added) + len(more) + len(decoder)
+    require(count <= _MOST_ADDED, f"{count:,} added tokens: too many", folder)
     ids: dict[str, Any] = library.get_vocab() | added
     entries: dict[str, dict[str, Any]] = {token: {"special": False} for token in added}
     entries |= {str(_content(token)): token if isinstance(token, dict) else {} for token in more}
@@ -369,9 +355,9 @@ def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str,
         present = {token.content for token in library.get_added_tokens_decoder().values()}
         entries = {token: flags for token, flags in entries.items() if token not in present}
     for token in entries:
-        if type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
-            what = f"the added token {token[:60]!r} has no place in the vocabulary"
-            raise BertworksError(what, where=str(folder), hint="give it the next number in added_tokens.json")
+        has_place = type(ids.get(token)) is int and 0 <= ids[token] < len(ids)
+        what = f"the added token {token[:60]!r} has no place in the vocabulary"
+        require(has_place, what, folder, "give it the next number in added_tokens.json")
     library.add_tokens([_added_token(token, entries[token]) for token in sorted(entries, key=ids.__getitem__)])
 
 

@@ -33,6 +33,7 @@ SPELLINGS = {  # of special tokens in published vocabularies, where a folder doe
     "mask_token": ("[MASK]", "<mask>"),
 }
 SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
+SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LARGEST_TRIE = 1 << 22  # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
@@ -65,6 +66,16 @@ def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
         raise
     except BaseException as error:
         raise BertworksError(f"{what}: {str(error)[:200]}", where=where) from None
+
+
+def require(holds: bool, what: str, where: str | Path = "", hint: str | None = None) -> None:
+    """Raise BertworksError unless a condition holds, about what a file at `where` says.
+
+    Args:
+        hint: None: to choose another file.
+    """
+    if not holds:
+        raise BertworksError(what, where=str(where), hint=hint or "get the file again, or choose another model")
 
 
 def refuse_large_trie(pieces: Iterable[str]) -> None:
@@ -152,7 +163,7 @@ def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
     Args:
         tokenizer: the content of tokenizer.json.
     """
-    steps = [step for name in ("normalizer", "pre_tokenizer") for step in _steps(tokenizer[name] or {})]
+    steps = [step for name in ("normalizer", "pre_tokenizer") for step in steps_of(tokenizer[name])]
     kinds = {step["type"] for step in steps}
     local = kinds <= _LOCAL_STEPS and all(step.get("use_regex", True) and step.get("split", True) for step in steps)
     patterns = [step["pattern"] for step in steps if step["type"] == "Replace"]
@@ -173,11 +184,11 @@ def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
     return re.compile(pattern)
 
 
-def _steps(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def steps_of(step: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The steps of a normalizer or a pre-tokenizer, without sequences."""
-    if step.get("type") != "Sequence":
+    if not step or step["type"] != "Sequence":
         return [step] if step else []
-    return [inner for part in step.get("normalizers", step.get("pretokenizers", [])) for inner in _steps(part)]
+    return [inner for part in step.get("normalizers", step.get("pretokenizers", [])) for inner in steps_of(part)]
 
 
 class _SentencePiece(NamedTuple):
@@ -207,14 +218,14 @@ def sentencepiece_pipeline(
     if style not in _STYLES:
         refuse_style(path, style)
     if style == "xlmroberta":  # the ids of fairseq: <pad> comes in between, and <mask> last
-        if [piece for piece, _ in pieces[:3]] != ["<unk>", "<s>", "</s>"]:
-            raise BertworksError("its first pieces are not <unk>, <s> and </s>", where=str(path))
+        is_good = [piece for piece, _ in pieces[:3]] == ["<unk>", "<s>", "</s>"]
+        require(is_good, "its first pieces are not <unk>, <s> and </s>", path)
         first = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
         pieces, unk_id = [*first, *pieces[3:], ("<mask>", 0.0)], 3
     ids = {piece: number for number, (piece, _) in enumerate(pieces)}
     tokens = spell_special_tokens(names, ids)
-    if "C" in _STYLES[style][0] and not {"cls_token", "sep_token"} <= tokens.keys():
-        raise BertworksError("the vocabulary lacks the special tokens of its family", where=str(path))
+    is_complete = "C" not in _STYLES[style][0] or {"cls_token", "sep_token"} <= tokens.keys()
+    require(is_complete, "the vocabulary lacks the special tokens of its family", path)
     model: models.Model
     if s.is_bpe:
         cuts = ((piece[:n], piece[n:]) for piece in ids for n in range(1, len(piece)))
@@ -234,10 +245,8 @@ def sentencepiece_pipeline(
     library.post_processor = template(library, _STYLES[style], tokens)
     library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
     if s.byte_fallback:
-        strip = decoders.Strip(" ", int(s.adds_space), 0)
-        library.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
-        )
+        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        library.decoder = decoders.Sequence([*steps, decoders.Strip(" ", int(s.adds_space), 0)])
     library.add_special_tokens([token for token in s.control if token in ids])
     if s.is_bpe:  # the scores of unigram pieces make them win by themselves
         library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])

@@ -58,10 +58,9 @@ class VocabularyConfig:
     model_max_length: int = 512
 
     def __post_init__(self) -> None:
-        if self.algorithm not in get_args(Algorithm):
-            raise UsageError(f"algorithm {self.algorithm!r}: one of {', '.join(get_args(Algorithm))} is expected")
-        if self.score not in get_args(Score):
-            raise UsageError(f"score {self.score!r}: one of {', '.join(get_args(Score))} is expected")
+        for name, known in (("algorithm", get_args(Algorithm)), ("score", get_args(Score))):
+            if (value := getattr(self, name)) not in known:
+                raise UsageError(f"{name} {value!r}: one of {', '.join(known)} is expected")
         if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
             raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", hint="choose a size like 30000")
         if not 0 <= self.unused < self.size:
@@ -164,7 +163,7 @@ def _count(
         decided = replace(config, strip_accents=_decide_accents(config, counts.script_fraction(), notes))
         if decided.strip_accents and not undecided.strip_accents:
             stripped.add_without_accents(counts)
-            return WordStatistics(stripped, max_memory, notes), decided
+            counts = stripped
         return WordStatistics(counts, max_memory, notes), decided
 
 
@@ -250,10 +249,11 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
     """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
-    settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
-    if config.algorithm == "wordpiece":
-        return bert_pipeline(model, SPECIAL_TOKENS, **settings)
-    library = bert_pipeline(model, SPECIAL_TOKENS, **settings, handle_chinese_chars=False)
+    is_bert = config.algorithm == "wordpiece"
+    settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents, "handle_chinese_chars": is_bert}
+    library = bert_pipeline(model, SPECIAL_TOKENS, **settings)
+    if is_bert:
+        return library
     one_space = normalizers.Replace(Regex(" {2,}"), " ")
     library.normalizer = normalizers.Sequence([library.normalizer, one_space, normalizers.Strip()])
     if config.algorithm == "bpe":

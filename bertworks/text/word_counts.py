@@ -24,6 +24,7 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 
 from bertworks.errors import BertworksError
 from bertworks.io.processes import chunk_by_size, in_processes
+from bertworks.text.tokenizer_pipeline import SURROGATES
 
 _BATCH = 4_000_000  # characters
 _ENTRY = 160  # bytes of a counted word in Python, without its characters
@@ -60,10 +61,7 @@ class Splitter:
     def words(self, chunk: str) -> list[str]:
         """The words of a text without spaces, or of any text."""
         normalizer, pre_tokenizer = self._parts
-        try:
-            normal = normalizer.normalize_str(chunk)
-        except (TypeError, UnicodeEncodeError):  # a lone surrogate, which UTF-8 cannot hold
-            normal = normalizer.normalize_str(re.sub("[\ud800-\udfff]", "\ufffd", chunk))
+        normal = normalizer.normalize_str(SURROGATES.sub(BAD, chunk))
         return [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
