@@ -22,10 +22,10 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
-from bertworks.checkpoints.storage import read_json, refuse_non_finite
-from bertworks.errors import BertworksError, quoted, some_names
+from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
+from bertworks.errors import BertworksError, explain_os_errors, quoted, some_names
 from bertworks.io.atomic_write import read_small
-from bertworks.io.binary_files import Protobuf, read_protobuf, read_varint
+from bertworks.io.binary_files import Protobuf, last_value, read_protobuf, read_varint
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
@@ -38,7 +38,6 @@ _LONGEST_NAME = 1024
 _DTYPES = {  # of tensorflow/core/framework/types.proto; others hold no parameters
     1: torch.float32, 2: torch.float64, 3: torch.int32, 9: torch.int64, 14: torch.bfloat16, 19: torch.float16,
 }  # fmt: skip
-_DAMAGED = "the file is damaged or was cut: get it again"
 _OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables
 _NAMES = [  # a name in Hugging Face's files becomes that of Google's variable by these replacements, in this order
     (r"^classifier\.", "output_"),
@@ -71,13 +70,11 @@ class Variable(NamedTuple):
             BertworksError: the file is gone, was cut, or its bytes are not those that were written.
         """
         assert self.dtype is not None
-        try:
+        with explain_os_errors("cannot be read", self.path):
             data = np.fromfile(self.path, np.uint8, self.size, offset=self.offset)
-        except OSError as error:
-            raise BertworksError(f"cannot be read: {error.strerror}", where=str(self.path)) from None
         if len(data) < self.size or _checksum(data.tobytes()) != self.checksum:
             where = f"{self.path}, bytes {self.offset:,} to {self.offset + self.size:,}"
-            raise BertworksError("the checksum is wrong: not what was written", where=where, hint=_DAMAGED)
+            raise BertworksError("the checksum is wrong: not what was written", where=where, hint=DAMAGED)
         return torch.from_numpy(data).view(self.dtype).reshape(self.shape)
 
 
@@ -94,11 +91,10 @@ def read_index(prefix: Path) -> dict[str, Variable]:
     path = prefix.with_name(f"{prefix.name}.index")
     content = read_small(path, _LARGEST_INDEX)
     if not content.endswith(_MAGIC):
-        raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=_DAMAGED)
+        raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=DAMAGED)
     try:
-        rows = [
-            (key.decode("utf-8"), read_protobuf(value)) for key, value in islice(_rows(content), _MOST_VARIABLES + 2)
-        ]
+        entries = islice(_rows(content), _MOST_VARIABLES + 2)
+        rows = [(key.decode("utf-8"), read_protobuf(value)) for key, value in entries]
         names = [name for name, _ in rows]
         if len(names) > _MOST_VARIABLES + 1:
             raise ValueError(f"more than {_MOST_VARIABLES:,} variables")
@@ -113,7 +109,7 @@ def read_index(prefix: Path) -> dict[str, Variable]:
         raise BertworksError(f"{error.filename} cannot be read: {error.strerror}", where=str(path), hint=hint) from None
     except (ValueError, IndexError, TypeError) as error:  # of other types: cut, or another kind of field
         reason = f": {error}" if isinstance(error, ValueError) else ""
-        raise BertworksError(f"a damaged index{reason}", where=str(path), hint=_DAMAGED) from None
+        raise BertworksError(f"a damaged index{reason}", where=str(path), hint=DAMAGED) from None
 
 
 def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
@@ -128,16 +124,13 @@ def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
         raise ValueError(f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     if offset + size > (available := path.stat().st_size):
         what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
-        raise BertworksError(what, where=str(path), hint=_DAMAGED)
+        raise BertworksError(what, where=str(path), hint=DAMAGED)
     return Variable(dtype, shape, path, offset, size, checksum)
 
 
 def _numbers(message: Protobuf, *fields: int) -> list[int]:
     """The values of fields of a message; 0 for one that is not there."""
-    values = [message.get(field, [0])[-1] for field in fields]
-    if not all(isinstance(value, int) for value in values):
-        raise ValueError("a message where a number is expected")
-    return values
+    return [last_value(message, field, 0) for field in fields]
 
 
 def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:

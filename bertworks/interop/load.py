@@ -55,9 +55,8 @@ class LoadedModel:
         """The methods that this model supports: "embed", "explain", "fill", "score", "predict"."""
         predicts: list[Ability] = ["predict"] if self._opened.has_task else []
         if self._opened.exported:
-            fills = self._opened.settings.get("architectures") == [
-                architecture_of(["encoder.", "lm_head."], self.config.family)
-            ]
+            pretrained = architecture_of(["encoder.", "lm_head."], self.config.family)
+            fills = self._opened.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
         fills = "lm_head" in components_in_file(read_weights(self._opened.within), self.config)
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)

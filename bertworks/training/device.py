@@ -217,9 +217,7 @@ def trim_heap() -> None:
 
 def _glibc() -> ctypes.CDLL | None:
     """The C library, if it is glibc."""
-    if not hasattr(os, "confstr") or not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
-        return None
-    return ctypes.CDLL(None)
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 def total_memory(device: torch.device | str = "cpu") -> int:
