@@ -260,6 +260,11 @@ class ModelFolder:
     def config(self) -> EncoderConfig:
         return hf_mapping.config_from_huggingface(self.settings, where=str(self.within / "config.json"))
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """See `read_weights`."""
+        return read_weights(self.within)
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer.load(self.within)

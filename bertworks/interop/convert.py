@@ -14,15 +14,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_card import render_card, render_code
-from bertworks.checkpoints.model_folder import (
-    TASK_FILE,
-    Model,
-    ModelFolder,
-    TaskConfig,
-    read_weights,
-    save_model,
-    task_settings,
-)
+from bertworks.checkpoints.model_folder import TASK_FILE, Model, ModelFolder, TaskConfig, save_model, task_settings
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import (
     MODEL_FILE,
@@ -164,7 +156,7 @@ def _read_folder(folder: Path) -> _Source:
     was = settings.get("architectures")
     if was and was != head["architectures"]:
         notes.append(f"architectures was {was}; it is {head['architectures']} now, the class of these weights")
-    weights = read_weights(inner)
+    weights = source.weights
     others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)
     root = folder.resolve()

@@ -6,6 +6,7 @@ gets the rectangles from here.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -193,13 +194,8 @@ def _bucket_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
     sizes, start = [], 0
     while start < len(lengths):
         length = -(-lengths[start] // _LENGTH_STEP) * _LENGTH_STEP
-        count, wasted = 1, length**2 - lengths[start] ** 2
-        for shorter in lengths[start + 1 : start + max(1, _PAIRS // length**2)]:
-            wasted += length**2 - shorter**2
-            if wasted > _WASTE:
-                break
-            count += 1
-        count = 1 << count.bit_length() - 1
+        wasted = accumulate(length**2 - n**2 for n in lengths[start : start + max(1, _PAIRS // length**2)])
+        count = 1 << max(1, bisect_right(list(wasted), _WASTE)).bit_length() - 1
         sizes.append((count, length))
         start += count
     return sizes
