@@ -23,7 +23,7 @@ from torch import Tensor
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
-from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
+from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
 from bertworks.config import Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
@@ -167,15 +167,13 @@ def read_task_json(path: Path) -> TaskConfig:
     # Fields that may be null have null as their default.
     given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
     try:
-        if not {"labels", "text"} <= content.keys():
-            raise ValueError("labels or text is missing")
+        require({"labels", "text"} <= content.keys(), "labels or text is missing")
         task = build(TaskConfig, given, lambda _: str(path))
-        if task.max_length < 3:
-            raise ValueError(f"max_length is {task.max_length}: expected 3 or more")
-        if not len(set(task.labels)) == len(task.labels) <= MAX_LABELS:
-            raise ValueError("two labels have the same name, or there are too many")
-        if len(task.label) > 1 and (task.task != "multilabel" or sorted(task.label) != sorted(task.labels)):
-            raise ValueError("the columns of several labels are not the labels")
+        require(task.max_length >= 3, f"max_length is {task.max_length}: expected 3 or more")
+        names, columns = sorted(task.labels), sorted(task.label)
+        require(len({*names}) == len(names) <= MAX_LABELS, "two labels have the same name, or there are too many")
+        is_one_each = task.task == "multilabel" and columns == names
+        require(len(columns) < 2 or is_one_each, "the columns of several labels are not the labels")
     except (UsageError, ValueError) as error:
         reason = getattr(error, "what", str(error))[:200]
         raise BertworksError(f"damaged, or not written by fine-tuning: {reason}", where=str(path)) from None

@@ -58,6 +58,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     return digest.hexdigest()
 
 
+def require(holds: bool, what: str) -> None:
+    """Raises ValueError: content of a file is not as it must be."""
+    if not holds:
+        raise ValueError(what)
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. They stand in a private map of the file: what is never touched is never read.
 
@@ -66,11 +72,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         with explain_os_errors("cannot be read", path):
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise ValueError("a folder, a pipe or a device")  # a pipe would be waited for
+            require(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")  # a pipe would be waited for
             with path.open("rb") as file, utf8_path(path) as name:
-                if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
-                    raise ValueError("no header of a sensible length")
+                header = int.from_bytes(file.read(8), "little")
+                require(header <= _LARGEST_HEADER, "no header of a sensible length")
                 with safe_open(name, framework="pt") as opened:
                     return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, ValueError, RuntimeError) as error:

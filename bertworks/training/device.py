@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from bertworks.errors import UsageError
-from bertworks.io.processes import CpuMonitor, available_cpus
+from bertworks.io.processes import CpuMonitor, available_cpus, read_system_file
 from bertworks.models.attention import cpu_supports_bf16
 
 Precision = Literal["fp32", "bf16"]  # of a training
@@ -231,10 +230,8 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
     """Bytes: on a GPU the peak so far; on a CPU the resident memory of the process now."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return 0  # no Linux: not known
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    sizes = read_system_file("/proc/self/statm").split()
+    return int(sizes[1]) * os.sysconf("SC_PAGE_SIZE") if sizes else 0  # no Linux: not known
 
 
 class HeapTrimmer:
