@@ -12,7 +12,6 @@ from torch import nn
 
 from bertworks.batching.batch import Batch, BatchTarget, collate
 from bertworks.batching.sampling import Example, Target
-from bertworks.models import attention
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import pool
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
@@ -61,7 +60,7 @@ def batch() -> Batch:
 @pytest.fixture(autouse=True)
 def meta_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.device.type == "meta"))
-    monkeypatch.setattr(attention, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which does not know this device
 
 

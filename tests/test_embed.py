@@ -16,7 +16,6 @@ from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.checkpoints.sentence_transformers import (
     SentenceTransformerSettings,
     read_sentence_transformer,
-    write_sentence_transformer,
 )
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
@@ -122,7 +121,7 @@ def test_settings_come_back(pooling: str, normalize: bool, tmp_path: Path):
         pooling=pooling, normalize=normalize, max_length=99, lowercase=True, prompts=prompts, default_prompt="query",
         similarity="dot",
     )  # fmt: skip
-    write_sentence_transformer(tmp_path, settings, 32)
+    settings.save(tmp_path, 32)
     assert read_sentence_transformer(tmp_path) == (tmp_path, settings, ())
     assert (settings.prompt(), settings.prompt("nothing", "document"), settings.prompt("x")) == ("Frage: ", "", "")
 
@@ -181,7 +180,7 @@ def test_no_sense(tmp_path: Path):
     with pytest.raises(BertworksError, match="list of modules"):
         read_sentence_transformer(tmp_path)
     with pytest.raises(BertworksError, match="no pooling 'last-four'"):
-        write_sentence_transformer(tmp_path, SentenceTransformerSettings(pooling="last-four"), 32)
+        SentenceTransformerSettings(pooling="last-four").save(tmp_path, 32)
 
 
 def test_a_saved_model_says_the_same(model: Path, tmp_path: Path):

@@ -68,7 +68,7 @@ def test_packed_is_one_by_one_and_no_padding_is_read() -> None:
     network = BiLSTM(6, 5)
     rows = [torch.randn(n, 6) for n in LENGTHS]
     found = network(torch.cat(rows), Layout.of(LENGTHS))
-    assert found.shape == (sum(LENGTHS), network.output_size)
+    assert found.shape == (sum(LENGTHS), 10)
     alone = torch.cat([network.lstm(row[None])[0][0] for row in rows])
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
     assert num_lstm_parameters(6, 5) == sum(p.numel() for p in network.parameters())

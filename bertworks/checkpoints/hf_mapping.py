@@ -24,10 +24,9 @@ FAMILIES: dict[str, Family] = {
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
 _RECURRENT: list[Row] = [
     (name, [name], "A A")
-    for layer in range(2)
-    for direction in ("", "_reverse")
+    for layer in ("0", "0_reverse", "1", "1_reverse")
     for source in ("ih", "hh")
-    for name in [f"recurrent.lstm.*_{source}_l{layer}{direction}"]
+    for name in [f"recurrent.lstm.*_{source}_l{layer}"]
 ]
 OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were

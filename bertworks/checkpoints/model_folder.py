@@ -23,8 +23,8 @@ from torch import Tensor
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
-from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
-from bertworks.config import MAX_SIZE, build
+from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
+from bertworks.config import Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError, quoted
@@ -34,7 +34,6 @@ from bertworks.text.tokenizer import Tokenizer
 
 TASK_FILE, FORMAT = "task.json", 1
 MAX_LABELS = 100_000
-_SIZES = ("num_choices", "max_length", "stride", "max_question", "max_answer", "lstm_units")  # fields of TaskConfig
 _OWN_CLASS = "BertworksRecurrentTagger"  # unknown to transformers
 _PROBLEMS = {
     "classification": "single_label_classification",
@@ -44,7 +43,7 @@ _PROBLEMS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig:
+class TaskConfig(Settings):
     """The task of a fine-tuned model, and how it reads texts.
 
     labels: names of the outputs, in order; none for regression, qa and choice.
@@ -61,15 +60,15 @@ class TaskConfig:
     text: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     separator: str = ""
-    num_choices: int = 0
+    num_choices: SizeOrZero = 0
     first_choice: int | None = None
-    max_length: int = 512
-    stride: int = 128
-    max_question: int = 64
-    max_answer: int = 30
+    max_length: Size = 512
+    stride: Size = 128
+    max_question: SizeOrZero = 64
+    max_answer: Size = 30
     document_context: bool = False
     document: str | None = None
-    lstm_units: int = 0
+    lstm_units: SizeOrZero = 0
     threshold: float | None = None
     bare_types: bool = False
 
@@ -168,17 +167,13 @@ def read_task_json(path: Path) -> TaskConfig:
     # Fields that may be null have null as their default.
     given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
     try:
-        if not {"labels", "text"} <= content.keys():
-            raise ValueError("labels or text is missing")
+        require({"labels", "text"} <= content.keys(), "labels or text is missing")
         task = build(TaskConfig, given, lambda _: str(path))
-        least = {"max_length": 3, **dict.fromkeys(("stride", "max_answer") if task.task == "qa" else (), 1)}
-        for name in _SIZES:
-            if not least.get(name, 0) <= (size := getattr(task, name)) <= MAX_SIZE:
-                raise ValueError(f"{name} is {size}: expected a number from {least.get(name, 0)} to {MAX_SIZE:,}")
-        if not len(set(task.labels)) == len(task.labels) <= MAX_LABELS:
-            raise ValueError("two labels have the same name, or there are too many")
-        if len(task.label) > 1 and (task.task != "multilabel" or sorted(task.label) != sorted(task.labels)):
-            raise ValueError("the columns of several labels are not the labels")
+        require(task.max_length >= 3, f"max_length is {task.max_length}: expected 3 or more")
+        names, columns = sorted(task.labels), sorted(task.label)
+        require(len({*names}) == len(names) <= MAX_LABELS, "two labels have the same name, or there are too many")
+        is_one_each = task.task == "multilabel" and columns == names
+        require(len(columns) < 2 or is_one_each, "the columns of several labels are not the labels")
     except (UsageError, ValueError) as error:
         reason = getattr(error, "what", str(error))[:200]
         raise BertworksError(f"damaged, or not written by fine-tuning: {reason}", where=str(path)) from None
@@ -262,6 +257,11 @@ class ModelFolder:
     @cached_property
     def config(self) -> EncoderConfig:
         return hf_mapping.config_from_huggingface(self.settings, where=str(self.within / "config.json"))
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """See `read_weights`."""
+        return read_weights(self.within)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -1,7 +1,7 @@
 """The files of sentence-transformers: pooling, maximum length, prompts.
 
 - `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in sentence-transformers.
-- `write_sentence_transformer`: writes the older layout, which every version reads.
+- `SentenceTransformerSettings.save`: writes the older layout, which every version reads.
 """
 
 from collections.abc import Mapping
@@ -49,12 +49,38 @@ class SentenceTransformerSettings:
         candidates = names or ((self.default_prompt,) if self.default_prompt else ())
         return next((self.prompts[name] for name in candidates if name in self.prompts), "")
 
+    def save(self, folder: Path, hidden_size: int) -> None:
+        """Add the files with which sentence-transformers computes the same vectors, in the older layout.
+
+        Raises:
+            BertworksError: sentence-transformers lacks the pooling.
+        """
+        if self.pooling not in _OLD_POOLINGS.values():
+            what = f"sentence-transformers has no pooling {self.pooling!r}"
+            raise BertworksError(what, hint="take mean, cls or max")
+        kinds = _KINDS if self.normalize else _KINDS[:2]
+        files: dict[str, Any] = {
+            # Git and the hub keep no empty folders.
+            **({"2_Normalize/config.json": {}} if self.normalize else {}),
+            "1_Pooling/config.json": {"word_embedding_dimension": hidden_size}
+            | {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()},
+            _TRANSFORMER: {"max_seq_length": self.max_length, "do_lower_case": self.lowercase},
+            MODEL_FILE: {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt,
+                         "similarity_fn_name": self.similarity},
+            _MODULES: [  # last: readers start from it
+                {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
+                 "type": f"sentence_transformers.models.{kind}"} for n, kind in enumerate(kinds)
+            ],
+        }  # fmt: skip
+        for name, content in files.items():
+            write_json(folder / name, content)
+
 
 class SentenceTransformer(NamedTuple):
     """What the files of sentence-transformers say.
 
     weights_folder: of the network and the tokenizer: the model folder, or a subfolder.
-    unwritten: settings that `write_sentence_transformer` does not write, as "file: names".
+    unwritten: settings that `SentenceTransformerSettings.save` does not write, as "file: names".
     """
 
     weights_folder: Path
@@ -92,32 +118,6 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         if names := sorted(name for name, value in content.items() if not _is_written(name, value)):
             unwritten.append(f"{path.relative_to(folder).as_posix()}: {', '.join(names)}")
     return SentenceTransformer(inner, settings, tuple(unwritten))
-
-
-def write_sentence_transformer(folder: str | Path, settings: SentenceTransformerSettings, hidden_size: int) -> None:
-    """Add the files with which sentence-transformers computes the same vectors, in the older layout.
-
-    Raises:
-        BertworksError: sentence-transformers lacks the pooling.
-    """
-    if settings.pooling not in _OLD_POOLINGS.values():
-        raise BertworksError(f"sentence-transformers has no pooling {settings.pooling!r}", hint="take mean, cls or max")
-    kinds = _KINDS if settings.normalize else _KINDS[:2]
-    files: dict[str, Any] = {
-        # Git and the hub keep no empty folders.
-        **({"2_Normalize/config.json": {}} if settings.normalize else {}),
-        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size}
-        | {name: pooling == settings.pooling for name, pooling in _OLD_POOLINGS.items()},
-        _TRANSFORMER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
-        MODEL_FILE: {"prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt,
-                     "similarity_fn_name": settings.similarity},
-        _MODULES: [  # last: readers start from it
-            {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
-             "type": f"sentence_transformers.models.{kind}"} for n, kind in enumerate(kinds)
-        ],
-    }  # fmt: skip
-    for name, content in files.items():
-        write_json(Path(folder) / name, content)
 
 
 def module_files(folder: str | Path) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bertworks.errors import BertworksError, some_names
+from bertworks.errors import BertworksError, explain_os_errors, some_names
 from bertworks.io.atomic_write import parse_json, read_small, utf8_path
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
@@ -26,7 +26,7 @@ _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-_DAMAGED = "the file is damaged or was cut: get it again"
+DAMAGED = "the file is damaged or was cut: get it again"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -58,6 +58,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     return digest.hexdigest()
 
 
+def require(holds: bool, what: str) -> None:
+    """Raises ValueError: content of a file is not as it must be."""
+    if not holds:
+        raise ValueError(what)
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. They stand in a private map of the file: what is never touched is never read.
 
@@ -65,17 +71,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("a folder, a pipe or a device")  # a pipe would be waited for
-        with path.open("rb") as file, utf8_path(path) as name:
-            if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
-                raise ValueError("no header of a sensible length")
-            with safe_open(name, framework="pt") as opened:
-                return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
-    except OSError as error:
-        raise BertworksError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+        with explain_os_errors("cannot be read", path):
+            require(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")  # a pipe would be waited for
+            with path.open("rb") as file, utf8_path(path) as name:
+                header = int.from_bytes(file.read(8), "little")
+                require(header <= _LARGEST_HEADER, "no header of a sensible length")
+                with safe_open(name, framework="pt") as opened:
+                    return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, ValueError, RuntimeError) as error:
-        raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=_DAMAGED) from None
+        raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=DAMAGED) from None
 
 
 def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
@@ -92,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A small JSON object. Raises as `read_json_value`, and where it is no object."""
     content = read_json_value(path)
     if not isinstance(content, dict):
-        raise BertworksError("a JSON object is expected", where=str(path), hint=_DAMAGED)
+        raise BertworksError("a JSON object is expected", where=str(path), hint=DAMAGED)
     return content
 
 
@@ -102,4 +106,4 @@ def read_json_value(path: Path) -> Any:
     Raises:
         BertworksError: no such file, not JSON, or absurdly large, deep or long-numbered.
     """
-    return parse_json(read_small(path, _LARGEST_JSON), path, hint=_DAMAGED)
+    return parse_json(read_small(path, _LARGEST_JSON), path, hint=DAMAGED)

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
-from bertworks.checkpoints.storage import read_json, refuse_non_finite
-from bertworks.errors import BertworksError, quoted, some_names
+from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite, require
+from bertworks.errors import BertworksError, explain_os_errors, quoted, some_names
 from bertworks.io.atomic_write import read_small
-from bertworks.io.binary_files import Protobuf, read_protobuf, read_varint
+from bertworks.io.binary_files import Protobuf, last_value, read_protobuf, read_varint
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
@@ -38,7 +38,6 @@ _LONGEST_NAME = 1024
 _DTYPES = {  # of tensorflow/core/framework/types.proto; others hold no parameters
     1: torch.float32, 2: torch.float64, 3: torch.int32, 9: torch.int64, 14: torch.bfloat16, 19: torch.float16,
 }  # fmt: skip
-_DAMAGED = "the file is damaged or was cut: get it again"
 _OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables
 _NAMES = [  # a name in Hugging Face's files becomes that of Google's variable by these replacements, in this order
     (r"^classifier\.", "output_"),
@@ -71,13 +70,11 @@ class Variable(NamedTuple):
             BertworksError: the file is gone, was cut, or its bytes are not those that were written.
         """
         assert self.dtype is not None
-        try:
+        with explain_os_errors("cannot be read", self.path):
             data = np.fromfile(self.path, np.uint8, self.size, offset=self.offset)
-        except OSError as error:
-            raise BertworksError(f"cannot be read: {error.strerror}", where=str(self.path)) from None
         if len(data) < self.size or _checksum(data.tobytes()) != self.checksum:
             where = f"{self.path}, bytes {self.offset:,} to {self.offset + self.size:,}"
-            raise BertworksError("the checksum is wrong: not what was written", where=where, hint=_DAMAGED)
+            raise BertworksError("the checksum is wrong: not what was written", where=where, hint=DAMAGED)
         return torch.from_numpy(data).view(self.dtype).reshape(self.shape)
 
 
@@ -94,50 +91,42 @@ def read_index(prefix: Path) -> dict[str, Variable]:
     path = prefix.with_name(f"{prefix.name}.index")
     content = read_small(path, _LARGEST_INDEX)
     if not content.endswith(_MAGIC):
-        raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=_DAMAGED)
+        raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=DAMAGED)
     try:
-        rows = [
-            (key.decode("utf-8"), read_protobuf(value)) for key, value in islice(_rows(content), _MOST_VARIABLES + 2)
-        ]
+        entries = islice(_rows(content), _MOST_VARIABLES + 2)
+        rows = [(key.decode("utf-8"), read_protobuf(value)) for key, value in entries]
         names = [name for name, _ in rows]
-        if len(names) > _MOST_VARIABLES + 1:
-            raise ValueError(f"more than {_MOST_VARIABLES:,} variables")
-        if names[:1] != [""] or names != sorted(set(names)):
-            raise ValueError("no header, or names that are not sorted")
+        require(len(names) <= _MOST_VARIABLES + 1, f"more than {_MOST_VARIABLES:,} variables")
+        require(names[:1] == [""] and names == sorted(set(names)), "no header, or names that are not sorted")
         files, is_big_endian = _numbers(rows[0][1], 1, 2)
-        if is_big_endian:
-            raise ValueError("it was written by a big-endian machine, which is not read")
+        require(not is_big_endian, "it was written by a big-endian machine, which is not read")
         return {name: _variable(name, entry, prefix, files) for name, entry in rows[1:]}
     except OSError as error:
         hint = "the .index and .data files of a checkpoint belong together: get both"
         raise BertworksError(f"{error.filename} cannot be read: {error.strerror}", where=str(path), hint=hint) from None
     except (ValueError, IndexError, TypeError) as error:  # of other types: cut, or another kind of field
         reason = f": {error}" if isinstance(error, ValueError) else ""
-        raise BertworksError(f"a damaged index{reason}", where=str(path), hint=_DAMAGED) from None
+        raise BertworksError(f"a damaged index{reason}", where=str(path), hint=DAMAGED) from None
 
 
 def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
     """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto). files: of data."""
-    if 7 in entry:
-        raise ValueError(f"{name} is stored in several pieces, which is not read")
+    require(7 not in entry, f"{name} is stored in several pieces, which is not read")
     kind, file, offset, size, checksum = _numbers(entry, 1, 3, 4, 5, 6)
     sizes = [size for shape in entry.get(2, []) for size in read_protobuf(shape).get(2, [])]
     shape = tuple(number for size in sizes for number in _numbers(read_protobuf(size), 1))
     dtype, path = _DTYPES.get(kind), prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}")
-    if dtype is not None and (len(shape) > 8 or prod(shape) * dtype.itemsize != size):
-        raise ValueError(f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
+    fits = dtype is None or (len(shape) <= 8 and prod(shape) * dtype.itemsize == size)
+    require(fits, f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     if offset + size > (available := path.stat().st_size):
         what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
-        raise BertworksError(what, where=str(path), hint=_DAMAGED)
+        raise BertworksError(what, where=str(path), hint=DAMAGED)
     return Variable(dtype, shape, path, offset, size, checksum)
 
 
 def _numbers(message: Protobuf, *fields: int) -> list[int]:
     """The values of fields of a message; 0 for one that is not there."""
-    values = [message.get(field, [0])[-1] for field in fields]
-    if not all(isinstance(value, int) for value in values):
-        raise ValueError("a message where a number is expected")
-    return values
+    return [last_value(message, field, 0) for field in fields]
 
 
 def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -148,8 +137,7 @@ def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     for _, place in _block(data, start, size):
         start, size, _ = _place(place, 0)
         rest -= size
-        if rest < 0:
-            raise ValueError("blocks that overlap")
+        require(rest >= 0, "blocks that overlap")
         yield from _block(data, start, size)
 
 
@@ -163,20 +151,18 @@ def _place(data: bytes, at: int) -> tuple[int, int, int]:
 def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Keys, of which each begins as the one before it, and values. At the end stand places to begin, not needed."""
     block, trailer = data[start : start + size], data[start + size : start + size + _TRAILER]
-    if size < 4 or len(trailer) < _TRAILER:
-        raise ValueError("a block beyond the end")
-    if trailer[0]:
-        raise ValueError("a compressed block, which is not read")
-    if _checksum(block + trailer[:1]) != int.from_bytes(trailer[1:], "little"):
-        raise ValueError("the checksum of a block is wrong")
+    require(size >= 4 and len(trailer) == _TRAILER, "a block beyond the end")
+    require(not trailer[0], "a compressed block, which is not read")
+    checksum = int.from_bytes(trailer[1:], "little")
+    require(_checksum(block + trailer[:1]) == checksum, "the checksum of a block is wrong")
     end = size - 4 - 4 * int.from_bytes(block[-4:], "little")
     at, key = 0, b""
     while at < end:
         shared, at = read_varint(block, at)
         fresh, at = read_varint(block, at)
         length, at = read_varint(block, at)
-        if shared > len(key) or shared + fresh > _LONGEST_NAME or at + fresh + length > end:
-            raise ValueError("an entry that does not fit into its block")
+        fits = shared <= len(key) and shared + fresh <= _LONGEST_NAME and at + fresh + length <= end
+        require(fits, "an entry that does not fit into its block")
         key = key[:shared] + block[at : at + fresh]
         at += fresh + length
         yield key, block[at - length : at]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, explain_os_errors
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256
 from bertworks.io.binary_files import json_sha256
 
@@ -77,7 +77,8 @@ def save_checkpoint(
     manifest: dict[str, Any] = {"format": FORMAT, "step": step, "facts": dict(facts)}
     json_sha256(manifest)  # a fact that JSON cannot hold is found before anything is written
     refuse_non_finite(tensors, str(path))
-    try:
+    hint = "make the folder writable, or choose another with -o"
+    with explain_os_errors("older checkpoints are untouched, but this one cannot be written", path, hint):
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
         with replacing_folder(path) as temporary:
@@ -86,10 +87,6 @@ def save_checkpoint(
             manifest["files"] = {_TENSORS: {"bytes": size, "sha256": digest}}
             manifest["sha256"] = json_sha256(manifest)
             (temporary / _MANIFEST).write_bytes(json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
-    except OSError as error:
-        what = f"this checkpoint cannot be written ({error.strerror}); older ones are untouched"
-        hint = "make the folder writable, or choose another with -o"
-        raise BertworksError(what, where=str(path), hint=hint) from error
     _prune(folder, step, keep, best)
     return path
 
@@ -176,11 +173,8 @@ def _quarantine(path: Path) -> Path:
 
 def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
     """Delete all but the newest `keep`, the best and the one just saved. A rename first makes each vanish at once."""
-    try:
+    with explain_os_errors(f"checkpoint {saved} is saved, but an older one cannot be deleted", folder):
         remove_deleted(folder)
         for step, path in _checkpoints(folder)[: -max(keep, 1)]:
             if step not in (saved, best):
                 shutil.rmtree(path.rename(path.with_name(path.name + _DELETED)))
-    except OSError as error:
-        what = f"checkpoint {saved} is saved, but an older one cannot be deleted: {error.strerror}"
-        raise BertworksError(what, where=str(folder)) from error

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.batching.sampling import Example
-from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import first_rows
@@ -193,7 +192,7 @@ class Embedder:
             BertworksError: sentence-transformers lacks this pooling.
         """
         refuse_not_empty(Path(folder))
-        write_sentence_transformer(folder, self.settings, self.dimension)
+        self.settings.save(Path(folder), self.dimension)
         copy_files(self.folder, Path(folder))
 
     @property

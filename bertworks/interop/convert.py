@@ -14,22 +14,9 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_card import render_card, render_code
-from bertworks.checkpoints.model_folder import (
-    TASK_FILE,
-    Model,
-    ModelFolder,
-    TaskConfig,
-    read_weights,
-    save_model,
-    task_settings,
-)
+from bertworks.checkpoints.model_folder import TASK_FILE, Model, ModelFolder, TaskConfig, save_model, task_settings
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
-from bertworks.checkpoints.sentence_transformers import (
-    MODEL_FILE,
-    SentenceTransformerSettings,
-    module_files,
-    write_sentence_transformer,
-)
+from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, some_names
 from bertworks.events import Event
@@ -141,7 +128,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
         if source.task is not None:
             source.task.save(temporary)
         if source.sentence is not None:
-            write_sentence_transformer(temporary, source.sentence, model.config.hidden_size)
+            source.sentence.save(temporary, model.config.hidden_size)
         for target, file in source.files.items():
             (temporary / target).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, temporary / target)
@@ -164,7 +151,7 @@ def _read_folder(folder: Path) -> _Source:
     was = settings.get("architectures")
     if was and was != head["architectures"]:
         notes.append(f"architectures was {was}; it is {head['architectures']} now, the class of these weights")
-    weights = read_weights(inner)
+    weights = source.weights
     others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)
     root = folder.resolve()

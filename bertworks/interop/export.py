@@ -1,5 +1,6 @@
 """A model as an ONNX file for other programs: traced, compared with the model and timed before it appears."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,15 +28,7 @@ from bertworks.inference.engine import BATCH_TOKENS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.onnx_export import OPSET, ExportedNetwork, outputs_of, write_onnx
-from bertworks.io.atomic_write import (
-    read_small,
-    refuse_not_empty,
-    remove_leftovers,
-    replacing_folder,
-    write_bytes,
-    write_json,
-    write_text,
-)
+from bertworks.io.atomic_write import refuse_not_empty, remove_leftovers, replacing_folder, write_json, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder
 from bertworks.runs.task_metrics import format_metrics
@@ -126,7 +119,8 @@ def _export(
     save_settings(folder, config, source.model.tokenizer, head)
     for name in _POOLING if is_encoder else ():
         if (source.model.folder / name).is_file():
-            write_bytes(folder / name, read_small(source.model.folder / name, 1 << 23))
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source.model.folder / name, folder / name)
     write_onnx(path, source.network)
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
-from bertworks.checkpoints.model_folder import read_weights
 from bertworks.errors import BertworksError, listed
 from bertworks.inference.decoding import Answer
 from bertworks.inference.embed import Embedder, Vectors
@@ -55,11 +54,10 @@ class LoadedModel:
         """The methods that this model supports: "embed", "explain", "fill", "score", "predict"."""
         predicts: list[Ability] = ["predict"] if self._opened.has_task else []
         if self._opened.exported:
-            fills = self._opened.settings.get("architectures") == [
-                architecture_of(["encoder.", "lm_head."], self.config.family)
-            ]
+            pretrained = architecture_of(["encoder.", "lm_head."], self.config.family)
+            fills = self._opened.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
-        fills = "lm_head" in components_in_file(read_weights(self._opened.within), self.config)
+        fills = "lm_head" in components_in_file(self._opened.weights, self.config)
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:

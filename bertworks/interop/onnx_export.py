@@ -61,8 +61,8 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     dynamic = {name: dict(enumerate(axes)) for name in names} | {name: dict(enumerate(kept)) for name in outputs}
     example = tuple(torch.ones((2, 3, 4)[-len(axes) :], dtype=torch.long) for _ in names)
     traced = _Traced(network).eval()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sizes that are constant, and that there is a newer exporter
+    # The warnings: sizes that are constant, and that there is a newer exporter.
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         torch.onnx.export(
             traced, example, str(path), dynamo=False, opset_version=OPSET,
             input_names=names, output_names=outputs, dynamic_axes=dynamic,

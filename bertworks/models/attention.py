@@ -167,12 +167,7 @@ def _supports_varlen(qkv: Tensor) -> bool:
     """Whether the GPU has a kernel for packed sequences: in half precision, from Ampere on, for heads whose size is a
     multiple of 8."""
     fits = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in range(8, 257, 8)
-    return qkv.is_cuda and fits and _capability(qkv.device) >= (8, 0)
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    return qkv.is_cuda and fits and torch.cuda.get_device_capability(qkv.device) >= (8, 0)
 
 
 def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Tensor | None = None) -> Tensor:

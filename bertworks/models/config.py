@@ -20,11 +20,8 @@ LIMITS = {  # beyond these a configuration is a mistake or an attack, not a mode
 }
 _MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
 
-Direction = Literal["bidirectional", "left_to_right", "right_to_left"]
-LMHeadKind = Literal["transform", "bias", "plain"]
 Head = Literal["pooler", "lm_head", "next_sentence"]
 PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
-PoolerKind = Literal["first_tanh", "first_gelu", "first_relu", "last_tanh", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,7 @@ class EncoderConfig:
     max_position_embeddings: int = 512
     position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
     type_vocab_size: int = 2
-    direction: Direction = "bidirectional"
+    direction: Literal["bidirectional", "left_to_right", "right_to_left"] = "bidirectional"
     norm_first: bool = False
     embedding_norm: bool = True
     embedding_scale: bool = False
@@ -84,8 +81,8 @@ class EncoderConfig:
     span_dropout: float | None = None
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
-    lm_head: LMHeadKind = "transform"
-    pooler: PoolerKind = "first_tanh"
+    lm_head: Literal["transform", "bias", "plain"] = "transform"
+    pooler: Literal["first_tanh", "first_gelu", "first_relu", "last_tanh", "last"] = "first_tanh"
     pooler_dropout: bool = False
     family: str = "bert"
 

@@ -296,24 +296,22 @@ def pool(states: Sequence[Tensor], layout: Layout, pooling: Pooling) -> Tensor:
     return torch.segment_reduce(x, "max" if pooling == "max" else "mean", offsets=layout.cu_seqlens.long())
 
 
-def num_lstm_parameters(input_size: int, units: int, num_layers: int = 2) -> int:
+def num_lstm_parameters(input_size: int, units: int) -> int:
     """Parameters of a `BiLSTM` of these sizes."""
-    sizes = [input_size, *[2 * units] * (num_layers - 1)]
-    return sum(2 * 4 * units * (size + units + 2) for size in sizes)
+    return sum(2 * 4 * units * (size + units + 2) for size in (input_size, 2 * units))
 
 
 class BiLSTM(nn.Module):
-    """A bidirectional LSTM (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005), initialized as in torch,
-    without dropout. It computes in the precision of its weights: torch has no LSTM in bf16 for processors without
-    instructions for it.
+    """A bidirectional LSTM of two layers (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005), initialized as
+    in torch, without dropout. It computes in the precision of its weights: torch has no LSTM in bf16 for processors
+    without instructions for it.
 
     units: of each direction, in each layer.
     """
 
-    def __init__(self, input_size: int, units: int, num_layers: int = 2):
+    def __init__(self, input_size: int, units: int):
         super().__init__()
-        self.lstm = nn.LSTM(input_size, units, num_layers, batch_first=True, bidirectional=True)
-        self.output_size = 2 * units
+        self.lstm = nn.LSTM(input_size, units, num_layers=2, batch_first=True, bidirectional=True)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """[T, input_size] -> [T, 2 units]: forward, then backward."""

@@ -6,11 +6,12 @@ gets the rectangles from here.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,13 +59,9 @@ class Layout:
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout on a device."""
-        return replace(
-            self,
-            cu_seqlens=self.cu_seqlens.to(device, non_blocking=True),
-            position_ids=self.position_ids.to(device, non_blocking=True),
-            rank=None if self.rank is None else self.rank.to(device, non_blocking=True),
-            memory=None if self.memory is None else self.memory.to(device),
-        )
+        given = {"cu_seqlens": self.cu_seqlens, "position_ids": self.position_ids, "rank": self.rank}
+        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in given.items() if x is not None}
+        return replace(self, **moved, memory=self.memory and self.memory.to(device))
 
     def directed(self, direction: str) -> Layout:
         """The layout in which a token reads itself and the tokens before it ("left_to_right") or behind it
@@ -171,18 +168,12 @@ class Layout:
         edges.append(0)
         return [self._part(start, end, max(lengths[start:end])) for end, start in pairwise(edges)][::-1]
 
-    def _part(self, start: int, end: int, max_seqlen: int) -> Layout:
+    def _part(self, start: int, end: int, longest: int) -> Layout:
         """The layout of sequences `start` to `end`."""
-        cu_seqlens = self.cu_seqlens[start : end + 1]
-        tokens = slice(int(cu_seqlens[0]), int(cu_seqlens[-1]))
-        rank = None if self.rank is None else self.rank[tokens]
-        return replace(
-            self,
-            cu_seqlens=cu_seqlens - cu_seqlens[0],
-            max_seqlen=max_seqlen,
-            position_ids=self.position_ids[tokens],
-            rank=rank,
-        )
+        ends = self.cu_seqlens[start : end + 1]
+        tokens = slice(int(ends[0]), int(ends[-1]))
+        positions, rank = self.position_ids[tokens], None if self.rank is None else self.rank[tokens]
+        return replace(self, cu_seqlens=ends - ends[0], max_seqlen=longest, position_ids=positions, rank=rank)
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""
@@ -203,13 +194,8 @@ def _bucket_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
     sizes, start = [], 0
     while start < len(lengths):
         length = -(-lengths[start] // _LENGTH_STEP) * _LENGTH_STEP
-        count, wasted = 1, length**2 - lengths[start] ** 2
-        for shorter in lengths[start + 1 : start + max(1, _PAIRS // length**2)]:
-            wasted += length**2 - shorter**2
-            if wasted > _WASTE:
-                break
-            count += 1
-        count = 1 << count.bit_length() - 1
+        wasted = accumulate(length**2 - n**2 for n in lengths[start : start + max(1, _PAIRS // length**2)])
+        count = 1 << max(1, bisect_right(list(wasted), _WASTE)).bit_length() - 1
         sizes.append((count, length))
         start += count
     return sizes

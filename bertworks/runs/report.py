@@ -64,7 +64,7 @@ def write_report(folder: Path) -> Path:
     charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
     sections, summary = [svg.side_by_side(_lines(charts, steps, evaluations, "held out"))], _spent(steps, evaluations)
     if evaluations:
-        columns = [(name, f"{m.name}, {title}", m.show) for title, m, name in named_measures(evaluations[-1])]
+        columns = [(name, f"{m.name}, {title}", m.format.format) for title, m, name in named_measures(evaluations[-1])]
         sections.append(svg.figures("Held-out text", [STEP_COLUMN, *columns], evaluations))
         summary.append(f"held out: {describe(evaluations[-1])}")
     return _write(folder, "pre-training", summary, sections)

@@ -182,5 +182,5 @@ def describe(figures: Mapping[str, float]) -> str:
     """The figures of a pre-training's evaluation as a sentence."""
     parts: dict[str, list[str]] = {}
     for title, m, name in named_measures(figures):
-        parts.setdefault(title, []).append(f"{m.name} {m.show(figures[name])}")
+        parts.setdefault(title, []).append(f"{m.name} {m.format.format(figures[name])}")
     return "; ".join(f"{title}: {', '.join(part)}" for title, part in parts.items()) or "nothing was evaluated"

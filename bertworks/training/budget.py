@@ -150,18 +150,14 @@ def fit_steps(
             hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
-    phases = tuple(
-        replace(phase, num_steps=count)
-        if {"train.phases", f"train.phases.{number}.num_steps"}.isdisjoint(fixed)
-        else phase
-        for number, (phase, count) in enumerate(zip(old, steps, strict=True))
-    )
+    names = [{"train.phases", f"train.phases.{number}.num_steps"} for number in range(len(old))]
+    counts = [p.num_steps if n & {*fixed} else count for p, n, count in zip(old, names, steps, strict=True)]
+    phases = tuple(replace(phase, num_steps=count) for phase, count in zip(old, counts, strict=True))
     # A forward pass is a third of a step; the longest sequences are as many tokens again.
     token = step_seconds[0] / old[0].batch_size / old[0].sequence_length
     evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length
     evaluations = min(20, max(3, int(EVALUATION_FRACTION * seconds / evaluation)))
-    num_steps = sum(phase.num_steps for phase in phases)
-    every = -(-num_steps // evaluations)
+    every = -(-sum(counts) // evaluations)
     train_config = replace(recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or every)
     return replace(recipe, train=train_config)
 

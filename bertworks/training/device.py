@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from bertworks.errors import UsageError
-from bertworks.io.processes import CpuMonitor, available_cpus
+from bertworks.io.processes import CpuMonitor, available_cpus, read_system_file
 from bertworks.models.attention import cpu_supports_bf16
 
 Precision = Literal["fp32", "bf16"]  # of a training
@@ -217,9 +216,7 @@ def trim_heap() -> None:
 
 def _glibc() -> ctypes.CDLL | None:
     """The C library, if it is glibc."""
-    if not hasattr(os, "confstr") or not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
-        return None
-    return ctypes.CDLL(None)
+    return ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
 
 
 def total_memory(device: torch.device | str = "cpu") -> int:
@@ -233,10 +230,8 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
     """Bytes: on a GPU the peak so far; on a CPU the resident memory of the process now."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return 0  # no Linux: not known
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    sizes = read_system_file("/proc/self/statm").split()
+    return int(sizes[1]) * os.sysconf("SC_PAGE_SIZE") if sizes else 0  # no Linux: not known
 
 
 class HeapTrimmer:

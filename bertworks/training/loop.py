@@ -84,7 +84,8 @@ def train(
         compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
     for step in range(start, num_steps):
         objective.train()
-        torch.manual_seed(_dropout_seed(seed, step, rank))
+        # Of dropout. Hashed: the CPU's generator uses only the low 32 bits of a seed.
+        torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0]))
         own = batches(step)
         # A process without a batch computes one with weight 0: the others wait for its gradients.
         weight = 1 if own else 0
@@ -138,11 +139,6 @@ def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Lo
     """
     read = {name: (*t.tolist(), counts[name]) for name, t in sums.items()}
     return {name: LossStats(loss / count, correct / count, count) for name, (loss, correct, count) in read.items()}
-
-
-def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of dropout in a step. Hashed: the CPU's generator uses only the low 32 bits of a seed."""
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
 
 
 def _global_counts(

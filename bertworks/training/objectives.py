@@ -130,10 +130,6 @@ class Measure(NamedTuple):
     format: str
     starts_at_zero: bool = False  # the axis of its chart
 
-    def show(self, value: float) -> str:
-        """The figure as text."""
-        return self.format.format(value)
-
 
 LOSS = Measure("loss", lambda stats: stats.loss, "{:.3f}")
 ACCURACY = Measure("accuracy", lambda stats: stats.accuracy, "{:.1%}", True)

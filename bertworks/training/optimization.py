@@ -45,14 +45,12 @@ class OptimizerConfig(Settings):
         warmup_steps = round(self.warmup * num_steps)
         if step < warmup_steps:
             return self.learning_rate * step / warmup_steps
-        match self.schedule:
-            case "linear":
-                factor = (num_steps - step) / max(1, num_steps - warmup_steps)
-            case "linear_from_start":
-                factor = 1 - step / num_steps
-            case "constant":
-                factor = 1.0
-        return self.learning_rate * factor
+        factors = {
+            "linear": (num_steps - step) / max(1, num_steps - warmup_steps),
+            "linear_from_start": 1 - step / num_steps,
+            "constant": 1.0,
+        }
+        return self.learning_rate * factors[self.schedule]
 
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:

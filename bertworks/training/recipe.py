@@ -119,17 +119,28 @@ class Recipe(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train.sequence_length > self.encoder.max_position_embeddings:
-            raise ValueError(
-                f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
-                f"{self.encoder.max_position_embeddings}"
-            )
-        self._check_objectives()
-        self._check_initialization()
-        if not self.encoder.initializer_range > 0:
-            raise ValueError(f"encoder.initializer_range is {self.encoder.initializer_range}: expected more than 0")
-        if not self.optimizer.learning_rate:
-            raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
+        c, length, rate = self.encoder, self.train.sequence_length, self.optimizer.learning_rate
+        format, sampler = self.sampling.format, FORMATS[self.sampling.format]
+        kinds = [o.kind for o in self.objectives]
+        rules = [
+            (length <= c.max_position_embeddings, f"train.phases ask for {length} tokens, but "
+             f"encoder.max_position_embeddings is {c.max_position_embeddings}"),
+            (c.type_vocab_size >= sampler.segments, f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling."
+             f"format {format!r} has {sampler.segments} segments: expected sampling.format = 'full_sentences'"),
+            (len(set(kinds)) == len(kinds), f"objectives: {', '.join(kinds)}: expected each kind once"),
+            (not kinds or "masked_lm" in kinds,
+             "objectives has no masked_lm: tokens are masked, so expected a loss for them"),
+            *((kind in ("masked_lm", *sampler.targets), f"objectives: {kind} has no targets in sequences of "
+               f"sampling.format {format!r}: leave it out, or choose another format") for kind in self.weights),
+            *((getattr(c, name) == value, f"initialization {self.initialization!r} with encoder.{name} "
+               f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'")
+              for name, value in self._initialized_as().items()),
+            (c.initializer_range > 0, f"encoder.initializer_range is {c.initializer_range}: expected more than 0"),
+            (rate > 0, "optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose"),
+        ]  # fmt: skip
+        for holds, message in rules:
+            if not holds:
+                raise ValueError(message)
 
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
@@ -142,37 +153,14 @@ class Recipe(Settings):
         objectives = tuple(ObjectiveConfig(kind=kind, weight=weight) for kind, weight in self.weights.items())
         return replace(self, objectives=objectives)
 
-    def _check_objectives(self) -> None:
-        format, sampler = self.sampling.format, FORMATS[self.sampling.format]
-        if self.encoder.type_vocab_size < sampler.segments:
-            raise ValueError(
-                f"encoder.type_vocab_size is {self.encoder.type_vocab_size}, but sampling.format {format!r} has "
-                f"{sampler.segments} segments: expected sampling.format = 'full_sentences'"
-            )
-        kinds = [o.kind for o in self.objectives]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError(f"objectives: {', '.join(kinds)}: expected each kind once")
-        if kinds and "masked_lm" not in kinds:
-            raise ValueError("objectives has no masked_lm: tokens are masked, so expected a loss for them")
-        for kind in self.weights:
-            if kind not in ("masked_lm", *sampler.targets):
-                raise ValueError(
-                    f"objectives: {kind} has no targets in sequences of sampling.format {format!r}: "
-                    f"leave it out, or choose another format"
-                )
-
-    def _check_initialization(self) -> None:
-        """Local attention is written into a learned position table of the hidden size, under a norm."""
+    def _initialized_as(self) -> dict[str, object]:
+        """The encoder's fields that the initialization needs. Local attention is written into a learned position table
+        of the hidden size, under a norm."""
         if self.initialization == "published":
-            return
-        needed = {"position_embedding_type": "learned", "embedding_norm": True, "direction": "bidirectional"}
-        needed["embedding_size"] = self.encoder.hidden_size if self.encoder.embedding_size else 0
-        for name, value in needed.items():
-            if getattr(self.encoder, name) != value:
-                raise ValueError(
-                    f"initialization {self.initialization!r} with encoder.{name} {getattr(self.encoder, name)!r}: "
-                    f"expected {value!r}, or initialization = 'published'"
-                )
+            return {}
+        width = self.encoder.hidden_size if self.encoder.embedding_size else 0
+        table = {"position_embedding_type": "learned", "embedding_size": width}
+        return {**table, "embedding_norm": True, "direction": "bidirectional"}
 
 
 def packaged_recipes(folder: str = "") -> dict[str, str]:

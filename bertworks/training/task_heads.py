@@ -91,7 +91,7 @@ class TaskHead(ABC):
 
     def count(self, batch: Batch) -> int:
         """The number of terms of the loss."""
-        return len(batch.target.labels)
+        return batch.target.labels.numel()
 
     @abstractmethod
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
@@ -118,9 +118,6 @@ class Classification(TaskHead):
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(TaskHead):
     """Each label, yes or no. Labels of a batch: float32 [B, outputs] of zeros and ones."""
-
-    def count(self, batch: Batch) -> int:
-        return batch.target.labels.numel()
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
         loss = F.binary_cross_entropy_with_logits(logits, batch.target.labels, reduction="sum")
