@@ -51,7 +51,18 @@ COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a run. The same request in the same folder resumes it, another one is refused."""
+    """The arguments of a run. The same request in the same folder resumes it, another one is refused.
+
+    inputs: raw text (files, folders, globs), or one shards folder.
+    recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
+    budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
+        steps. With neither: one hour.
+    tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
+    init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
+    precision: None: that of the recipe.
+    seed: of the weights, the order of the text and the masks; None: the recipe's.
+    text_column, documents, encoding: of raw text, see `CorpusReader`.
+    """
 
     inputs: tuple[str, ...]
     recipe: str | None = None
@@ -170,42 +181,26 @@ def pretrain(
     inputs: Sequence[str | Path],
     output: str | Path,
     *,
-    recipe: str | None = None,
-    overrides: Sequence[str] = (),
-    budget: str | None = None,
-    tokenizer: str | None = None,
-    init: str | None = None,
     device: str = "auto",
-    precision: str | None = None,
-    seed: int | None = None,
     overwrite: bool = False,
     workers: int | None = None,
-    text_column: str | None = None,
-    documents: Documents = "auto",
-    encoding: str | None = None,
     verify: bool = False,
+    **options: Any,
 ) -> Iterator[Event]:
     """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
     Args:
-        inputs: raw text (files, folders, globs), or one shards folder. text_column, documents, encoding: of raw text.
-        recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
-        budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
-            steps. With neither: one hour.
-        tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
-        init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
-        text_column, documents, encoding: see `CorpusReader`.
+        inputs: raw text (files, folders, globs), or one shards folder.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
+        options: those of `Request`: recipe, overrides, budget, tokenizer, init, precision, seed, text_column,
+            documents, encoding.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the text cannot be used, the disk is full, or the training diverged.
     """
     begin = time.perf_counter()
-    request = make_request(
-        inputs, recipe=recipe, overrides=overrides, budget=budget, tokenizer=tokenizer, init=init, precision=precision,
-        seed=seed, text_column=text_column, documents=documents, encoding=encoding,
-    )  # fmt: skip
+    request = make_request(inputs, **options)
     output, where, content = Path(output), choose_device(device), request.content()
     with training_processes(where) as processes:
         refuse_nested(output, filter(None, (*request.inputs, request.tokenizer, request.init)), request.inputs)
