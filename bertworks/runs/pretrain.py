@@ -339,16 +339,12 @@ def _fill_budget(recipe: Recipe, request: Request, device: torch.device, begin: 
     seconds = min(30.0, max(6.0, budget / 60))
     measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
-    if available - (now - measuring) < 5:
-        raise BertworksError(
-            f"measuring the speed of this machine took the whole budget of {request.budget}",
-            hint="give a longer --budget, and --overwrite",
-        )
+    what, hint = "measuring the speed of this machine", "give a longer --budget, and --overwrite"
+    if available - (now - measuring) >= 5:
+        what = "making the vocabulary and the shards"
+        hint = "run the same command again: they are kept, and the whole budget is for training"
     if available - (now - begin) < 5:
-        raise BertworksError(
-            f"making the vocabulary and the shards took the whole budget of {request.budget}",
-            hint="run the same command again: they are kept, and the whole budget is for training",
-        )
+        raise BertworksError(f"{what} took the whole budget of {request.budget}", hint=hint)
     step_seconds = [seconds / processes for seconds in measured.step_seconds]
     return fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
 

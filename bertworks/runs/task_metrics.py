@@ -115,19 +115,22 @@ def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> 
     # Numbered in order: not all files have ids.
     golds = [tuple(text for _, text in item.label or ()) for item in items]
     questions = [squad.SquadQuestion(str(place), texts) for place, texts in enumerate(golds)]
-    without = not all(question.answers for question in questions)
-    version: squad.SquadVersion = "2.0" if without else "1.1"
-    unit = squad.f1_unit_of([item.texts[1] for item in items])
+    version, unit = _answer_rules(items)
     # The best threshold is computed from the best answer, whatever the present threshold.
     given = {str(place): answer["answer"] for place, answer in enumerate(answers)}
     figures = squad.evaluate_answers(questions, given, version=version, unit=unit)
     metrics = {"exact": figures["exact"] / 100, "f1": figures["f1"] / 100}
-    if without:
+    if version == "2.0":
         best = {str(place): (a["n_best"] or [{"text": ""}])[0]["text"] for place, a in enumerate(answers)}
         margins = {str(place): a["no_answer_margin"] for place, a in enumerate(answers)}
         found = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
         metrics |= {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
     return metrics
+
+
+def _answer_rules(items: Sequence[Item]) -> tuple[squad.SquadVersion, squad.F1Unit]:
+    """The version of the official script, 2.0 if a question has no answer, and the unit of F1."""
+    return "1.1" if all(item.label for item in items) else "2.0", squad.f1_unit_of([item.texts[1] for item in items])
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
@@ -338,16 +341,13 @@ def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> 
 
 def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """Questions with and without answer; contexts that are read in one window and in several."""
-    items = [features.item for features in dev]
-    unit = squad.f1_unit_of([item.texts[1] for item in items])
-    without = not all(item.label for item in items)
-    version: squad.SquadVersion = "2.0" if without else "1.1"
+    version, unit = _answer_rules([features.item for features in dev])
     parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
     for features, answer in zip(dev, answers, strict=True):
         golds = [text for _, text in features.item.label]
         score = squad.score_answer(golds, answer["answer"], version=version, unit=unit)
         parts["context in one piece" if len(features.unit) == 1 else "context in several pieces"].append(score)
-        if without:
+        if version == "2.0":
             parts["with an answer" if golds else "without an answer"].append(score)
     table = {}
     for kind, scores in sorted(parts.items()):

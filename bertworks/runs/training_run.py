@@ -63,7 +63,6 @@ class TrainingRun:
             network, notes = job.begin()
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
-        self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.num_steps = job.num_steps
         self.step, self._evaluation_seconds = 0, 0.0  # of the fastest one
@@ -78,7 +77,7 @@ class TrainingRun:
         }
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
-        self.saved: int | None = None  # the step of the last checkpoint that this process wrote or read
+        self.saved: int | None = None  # the step of the last checkpoint
         self.evaluate_every = job.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
@@ -198,13 +197,14 @@ class TrainingRun:
 
     def _state(self) -> dict[str, Tensor]:
         """All tensors that a training changes, by name."""
-        state = {f"parameter/{name}": p.data for name, p in self._parameters.items()}
-        for name, p in self._parameters.items():
+        state = {f"parameter/{name}": p.data for name, p in self.model.named_parameters()}
+        for name, p in self.model.named_parameters():
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
         return state | {"skipped": self.skipped}
 
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
+        self.saved = self.step
         if self.rank != 0:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
@@ -213,7 +213,6 @@ class TrainingRun:
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
-        self.saved = self.step
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
@@ -274,9 +273,8 @@ class TrainingRun:
         return Event("step", "  ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
-        last = max((int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*[0-9]")), default=0)
         return BertworksError(
-            f"{what}, up to step {self.step:,}; the checkpoint of step {last:,} is finite and intact",
+            f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is finite and intact",
             where=str(self.folder),
             hint="use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate="
             f"{self.job.optimizer.learning_rate / 3:.1e}",
