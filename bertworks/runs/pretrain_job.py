@@ -6,11 +6,10 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
@@ -54,8 +53,7 @@ CHUNK = 1 << 24  # tokens counted at once
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
-@dataclass(frozen=True)
-class Sections:
+class Sections(NamedTuple):
     """A store with shorter documents over the same tokens and sentences."""
 
     tokens: NDArray[Any] | CheckedArray
@@ -80,10 +78,9 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
     """
     count = len(store.documents) - 1
     if count < 4:
-        raise BertworksError(
-            f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents",
-            hint="give at least a few hundred sentences; a useful model needs millions of words",
-        )
+        what = f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents"
+        hint = "give at least a few hundred sentences; a useful model needs millions of words"
+        raise BertworksError(what, hint=hint)
     order = keyed_rng("held-out", seed).permutation(count)
     sizes = np.diff(store.sentences[store.documents])
     target = min(HELD_OUT_FRACTION * len(store.tokens), HELD_OUT_TOKENS)

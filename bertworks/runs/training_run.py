@@ -50,15 +50,13 @@ class TrainingRun:
         checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
         instead = "using the newest checkpoint before it" if checkpoint else "there is none before it"
         self.notes = [Event("note", f"{note.path}: {note.why}; {instead}") for note in damaged]
-        if checkpoint is None and self.metrics.last_step():
-            raise BertworksError(
-                f"the run was at step {self.metrics.last_step():,}, but its checkpoints are missing",
-                where=str(folder / "checkpoints"),
-                hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
-            )
         if checkpoint:
             with meta_device_init():
                 self.model: TrainableModel = job.blank().to_empty(device=device)
+        elif last := self.metrics.last_step():
+            what = f"the run was at step {last:,}, but its checkpoints are missing"
+            hint = "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
+            raise BertworksError(what, where=str(folder / "checkpoints"), hint=hint)
         else:
             network, notes = job.begin()
             self.model = network.to(device)

@@ -3,10 +3,10 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
@@ -21,8 +21,7 @@ from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 NOT_COPIED = ("metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """One fine-tuning of several."""
 
     folder: str  # inside the output
