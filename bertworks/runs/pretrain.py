@@ -7,7 +7,7 @@
 import re
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -202,27 +202,24 @@ def pretrain(
     begin = time.perf_counter()
     request = make_request(inputs, **options)
     output, where, content = Path(output), choose_device(device), request.content()
-    with training_processes(where) as processes:
+    with training_processes(where) as processes, ExitStack() as stack:
         refuse_nested(output, filter(None, (*request.inputs, request.tokenizer, request.init)), request.inputs)
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
-        else:
-            processes.meet()
-        with open_run(output, content, overwrite) if processes.first else nullcontext():
-            if processes.first:
-                shards = yield from _prepare_text(output, request, draft, workers, verify)
-                if draft:
-                    resolved = _with_vocabulary(draft.recipe, shards.manifest.vocab_size).with_objectives()
-                    resolved = _fill_budget(resolved, request, where, begin, processes.count)
-                    write_text(output / "recipe.toml", dump_recipe(resolved))
-                    yield _plan_event(resolved)
-                processes.meet()
-            resolved = load_recipe(str(output / "recipe.toml"))
-            processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
-            disable_heap_trim()
-            shards = shards if processes.first else Shards.open(request.shards_folder(output))
-            yield from TrainingRun(output, PretrainJob(resolved, shards, request.init), where).events()
+            stack.enter_context(open_run(output, content, overwrite))
+            shards = yield from _prepare_text(output, request, draft, workers, verify)
+            if draft:
+                resolved = _with_vocabulary(draft.recipe, shards.manifest.vocab_size).with_objectives()
+                resolved = _fill_budget(resolved, request, where, begin, processes.count)
+                write_text(output / "recipe.toml", dump_recipe(resolved))
+                yield _plan_event(resolved)
+        processes.meet()
+        resolved = load_recipe(str(output / "recipe.toml"))
+        processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
+        disable_heap_trim()
+        shards = shards if processes.first else Shards.open(request.shards_folder(output))
+        yield from TrainingRun(output, PretrainJob(resolved, shards, request.init), where).events()
 
 
 def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
@@ -267,10 +264,8 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         shards = Shards.open(request.inputs[0])
         tokens, own = shards.manifest.tokens, shards.tokenizer()
         if tokenizer and tokenizer.sha256 != own.sha256:
-            raise BertworksError(
-                "these shards were made with another tokenizer", where=str(shards.folder),
-                hint=f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER",
-            )  # fmt: skip
+            hint = f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER"
+            raise BertworksError("these shards were made with another tokenizer", where=str(shards.folder), hint=hint)
         tokenizer = own
     recipe = _recipe(request, device, tokens, model.config if model else None)
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
@@ -279,11 +274,9 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
     if needed > memory:
-        raise UsageError(
-            f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train, and this "
-            f"machine has {memory / 1e9:,.1f} GB",
-            hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
-        )
+        needs = f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train"
+        hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
+        raise UsageError(f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
 
 
@@ -353,10 +346,8 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     """The recipe with the vocabulary size of the tokenizer, unless its own is larger (a multiple of 64 is faster)."""
     vocab_size = recipe.encoder.vocab_size
     if vocab_size and vocab_size < size:
-        raise UsageError(
-            f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens",
-            hint="leave it out, and set vocabulary.size",
-        )
+        what = f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens"
+        raise UsageError(what, hint="leave it out, and set vocabulary.size")
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
 
 

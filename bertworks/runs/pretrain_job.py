@@ -50,6 +50,7 @@ from bertworks.training.recipe import Recipe
 MIN_SECTIONS = 40
 HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
+AT_ONCE = 32  # held-out sequences in a batch
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
@@ -122,14 +123,7 @@ def phase_batches(
 
 
 def held_out_batches(
-    store: TokenStore,
-    documents: Ids,
-    tokenizer: Tokenizer,
-    *,
-    format: Format,
-    sequence_length: int,
-    sequences: int,
-    batch_size: int = 32,
+    store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int
 ) -> list[Batch]:
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
     different runs on the same text and vocabulary compare."""
@@ -138,7 +132,7 @@ def held_out_batches(
     sampler.plan = sampler.make_plan(documents)
     stream = ExampleStream(sampler, make_masker(tokenizer, MaskingConfig(dynamic=False)), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
-    return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
+    return [collate(examples[i : i + AT_ONCE]) for i in range(0, len(examples), AT_ONCE)]
 
 
 def most_frequent_token(

@@ -167,16 +167,16 @@ class TrainingRun:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
-            raise UsageError(
-                "recipe.toml is not the one that this run began with", where=str(self.folder),
-                hint="put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-            )  # fmt: skip
+            what = "recipe.toml is not the one that this run began with"
+            hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
+            raise UsageError(what, where=str(self.folder), hint=hint)
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
-                raise BertworksError(
-                    f"the checkpoint does not fit the recipe: {name}", where=str(checkpoint.path),
-                    hint="use another output folder, or --overwrite",
-                )  # fmt: skip
+                what, hint = (
+                    f"the checkpoint does not fit the recipe: {name}",
+                    "use another output folder, or --overwrite",
+                )
+                raise BertworksError(what, where=str(checkpoint.path), hint=hint)
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         text = f"resuming after step {self.step:,} of {self.num_steps:,}"
@@ -271,12 +271,10 @@ class TrainingRun:
         return Event("step", "  ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
-        return BertworksError(
-            f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is finite and intact",
-            where=str(self.folder),
-            hint="use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate="
-            f"{self.job.optimizer.learning_rate / 3:.1e}",
-        )
+        text = f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is finite and intact"
+        setting = f"--set optimizer.learning_rate={self.job.optimizer.learning_rate / 3:.1e}"
+        hint = f"use a lower rate in a new folder: -o OTHER {setting}"
+        return BertworksError(text, where=str(self.folder), hint=hint)
 
     def _done(self) -> Event:
         facts = {name: self.facts.get(name) for name in ("tokens", "seconds", "evaluation", "best", "baseline")}

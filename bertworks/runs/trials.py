@@ -72,10 +72,8 @@ def run_trials(
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
     """
     if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise UsageError(
-            f"several fine-tunings run one after the other, in one process, and there are {count} processes",
-            hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
-        )
+        what = f"several fine-tunings run one after the other, in one process, and there are {count} processes"
+        raise UsageError(what, hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1")
     output = Path(output)
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     request = shared | {"several": True}
