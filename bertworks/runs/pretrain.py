@@ -305,22 +305,18 @@ def _prepare_text(
 ) -> Generator[Event, None, Shards]:
     """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they were begun."""
     if not (request.is_shards or (draft is None and "-" in request.inputs)):  # standard input cannot be read twice
-        yield from _write_text(output, request, draft, workers)
+        reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
+        if draft and draft.tokenizer:
+            draft.tokenizer.save(folder)
+        elif draft and not (folder / "tokenizer.json").exists():
+            yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
+            yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
+        if draft:
+            yield Event("stage", "writing shards", {"stage": "shards"})
+        yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
     shards = (not verify and draft and draft.shards) or Shards.open(request.shards_folder(output), verify=verify)
     yield from (Event("note", text) for text in shards.notes)
     return shards
-
-
-def _write_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:
-    reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
-    if draft and draft.tokenizer:
-        draft.tokenizer.save(folder)
-    elif draft and not (folder / "tokenizer.json").exists():
-        yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
-        yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
-    if draft:
-        yield Event("stage", "writing shards", {"stage": "shards"})
-    yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
 
 
 def _fill_budget(recipe: Recipe, request: Request, device: torch.device, begin: float, processes: int) -> Recipe:

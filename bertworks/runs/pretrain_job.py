@@ -6,7 +6,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -251,10 +251,6 @@ class PretrainJob:
         """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
         train, format = self.recipe.train, self.recipe.sampling.format
         tokens = train.held_out_sequences * train.held_out_length
-        return {
-            length: held_out_batches(
-                self.store, self.held_out, self.tokenizer,
-                format=format, sequence_length=length, sequences=max(1, tokens // length),
-            )
-            for length in dict.fromkeys((train.held_out_length, train.sequence_length))
-        }  # fmt: skip
+        batches = partial(held_out_batches, self.store, self.held_out, self.tokenizer, format=format)
+        lengths = dict.fromkeys((train.held_out_length, train.sequence_length))
+        return {n: batches(sequence_length=n, sequences=max(1, tokens // n)) for n in lengths}

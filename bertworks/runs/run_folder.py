@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -107,11 +107,10 @@ def versions() -> dict[str, str]:
     return {"bertworks": bertworks.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-class Metrics:
+class Metrics(NamedTuple):
     """metrics.jsonl: a line for each logged step, and one with `evaluation` for each evaluation."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    path: Path
 
     def record(self, line: Mapping[str, Any]) -> None:
         """Appends a line.
