@@ -187,7 +187,11 @@ def check_file(data: str | Path, *, model: str | Path = "minilm", **options: Any
     Args:
         data: a file, or a folder with a train and a dev file.
         model: its tokenizer counts the tokens, its length is the limit.
-        options: those of `runs.data_splits.read_data`: dev, task, text, label, group, read.
+        options: how the data is read, see `runs.data_splits.read_data`.
+            dev: a file; not given: that of the folder, or a random tenth of the rows.
+            task, text, label: the meaning of the columns; not given: inferred.
+            group: a column; rows with the same value stay on one side of the split.
+            read: a `ReadOptions`.
 
     Raises:
         UsageError: no such file or column.

@@ -51,18 +51,7 @@ COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a run. The same request in the same folder resumes it, another one is refused.
-
-    inputs: raw text (files, folders, globs), or one shards folder.
-    recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
-    budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
-        steps. With neither: one hour.
-    tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
-    init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
-    precision: None: that of the recipe.
-    seed: of the weights, the order of the text and the masks; None: the recipe's.
-    text_column, documents, encoding: of raw text, see `CorpusReader`.
-    """
+    """The arguments of `pretrain`. The same request in the same folder resumes a run, another one is refused."""
 
     inputs: tuple[str, ...]
     recipe: str | None = None
@@ -192,8 +181,14 @@ def pretrain(
     Args:
         inputs: raw text (files, folders, globs), or one shards folder.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
-        options: those of `Request`: recipe, overrides, budget, tokenizer, init, precision, seed, text_column,
-            documents, encoding.
+        options: what the run trains; the same ones in the same folder resume it.
+            recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
+            budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number
+                of steps. With neither: one hour.
+            tokenizer: a tokenizer folder; not given: a vocabulary is trained on the text.
+            init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
+            precision, seed: instead of those of the recipe.
+            text_column, documents, encoding: of raw text, see `CorpusReader`.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
