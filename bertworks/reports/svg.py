@@ -4,10 +4,9 @@ import hashlib
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 56, 14, 8, 40  # of a chart, in CSS pixels
 _MAX_HORIZONTAL = 8  # names above columns; more names are written vertically
@@ -18,8 +17,7 @@ Point = tuple[float, float]
 Show = Callable[[float], str]
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """A line of a chart."""
 
     name: str
@@ -134,8 +132,7 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
     return _figure(title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>'])
 
 
-@dataclass(frozen=True)
-class _Axes:
+class _Axes(NamedTuple):
     """The numbers at the edges of a chart."""
 
     left: float

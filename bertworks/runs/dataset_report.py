@@ -23,7 +23,6 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference.decoding import make_featurizer
-from bertworks.io.tables import ReadOptions
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data
 from bertworks.runs.task_metrics import named_spans
 from bertworks.text.tokenizer import Tokenizer
@@ -182,22 +181,17 @@ def make_dataset_report(
     return replace(report, warnings=[*tokenizer.notes, *found])
 
 
-def check_file(
-    data: str | Path,
-    *,
-    dev: str | Path | None = None,
-    model: str | Path = "minilm",
-    task: TaskType | None = None,
-    text: Sequence[str] = (),
-    label: str | Sequence[str] | None = None,
-    group: str | None = None,
-    read: ReadOptions = ReadOptions(),
-) -> DatasetReport:
+def check_file(data: str | Path, *, model: str | Path = "minilm", **options: Any) -> DatasetReport:
     """Reads the data as `finetune` does and reports on it. Nothing is written.
 
     Args:
-        data, dev, task, text, label, group, read: see `runs.data_splits.read_data`.
+        data: a file, or a folder with a train and a dev file.
         model: its tokenizer counts the tokens, its length is the limit.
+        options: how the data is read, see `runs.data_splits.read_data`.
+            dev: a file; not given: that of the folder, or a random tenth of the rows.
+            task, text, label: the meaning of the columns; not given: inferred.
+            group: a column; rows with the same value stay on one side of the split.
+            read: a `ReadOptions`.
 
     Raises:
         UsageError: no such file or column.
@@ -205,7 +199,7 @@ def check_file(
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, read=read)
+    labelled = read_data(data, **options)
     recipe = load_finetune_recipe("stable")
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)

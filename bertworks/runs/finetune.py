@@ -62,9 +62,8 @@ def finetune_events(
             processes.meet()  # the first process has created the folder by then, or seen that the run is finished
         resumes = check_same_request(output, content, overwrite and processes.first)
         if not (resumes and (output / FINISHED).exists()):
-            recipe, recipe_file = None, output / "recipe.toml"
-            if resumes and recipe_file.exists():
-                recipe = load_finetune_recipe(str(recipe_file))
+            recipe_file = output / "recipe.toml"
+            recipe = load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
             job = FinetuneJob(request, device_, recipe, data)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
             with open_run(output, content, overwrite) if processes.first else nullcontext():

@@ -76,6 +76,7 @@ class VocabSubset:
         return (old * new).sum().item() / size if size else 1.0
 
 
+DROPOUTS = ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout")  # None: no other rate than these
 TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 
 
@@ -188,12 +189,10 @@ class FinetuneJob:
         self.num_steps = recipe.epochs * self.train_batches.steps_per_epoch
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
         self.vocab_subset = VocabSubset([*self.groups, *self.dev_units], c.vocab_size)
-        self.config, rate = replace(c, vocab_size=len(self.vocab_subset.ids)), recipe.dropout
-        if rate >= 0:
-            spans = None if c.span_dropout is None else rate
-            self.config = replace(
-                self.config, hidden_dropout=rate, attention_dropout=rate, sequence_dropout=rate, span_dropout=spans
-            )
+        self.config = replace(c, vocab_size=len(self.vocab_subset.ids))
+        if recipe.dropout >= 0:
+            rates: dict[str, Any] = {name: recipe.dropout for name in DROPOUTS if getattr(c, name) is not None}
+            self.config = replace(self.config, **rates)
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None

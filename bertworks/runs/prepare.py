@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,6 @@ from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
-
-
-class _StoppedError(Exception):
-    """The caller has stopped iterating: end the work."""
 
 
 def read_text(
@@ -143,7 +139,7 @@ def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result
 
     def report_progress(what: str, amount: int) -> None:
         if stopped.is_set():
-            raise _StoppedError
+            raise CancelledError
         progress.put((what, amount))
 
     def run() -> None:

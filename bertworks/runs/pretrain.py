@@ -7,7 +7,7 @@
 import re
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -51,7 +51,7 @@ COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of a run. The same request in the same folder resumes it, another one is refused."""
+    """The arguments of `pretrain`. The same request in the same folder resumes a run, another one is refused."""
 
     inputs: tuple[str, ...]
     recipe: str | None = None
@@ -170,64 +170,51 @@ def pretrain(
     inputs: Sequence[str | Path],
     output: str | Path,
     *,
-    recipe: str | None = None,
-    overrides: Sequence[str] = (),
-    budget: str | None = None,
-    tokenizer: str | None = None,
-    init: str | None = None,
     device: str = "auto",
-    precision: str | None = None,
-    seed: int | None = None,
     overwrite: bool = False,
     workers: int | None = None,
-    text_column: str | None = None,
-    documents: Documents = "auto",
-    encoding: str | None = None,
     verify: bool = False,
+    **options: Any,
 ) -> Iterator[Event]:
     """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
     Args:
-        inputs: raw text (files, folders, globs), or one shards folder. text_column, documents, encoding: of raw text.
-        recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
-        budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
-            steps. With neither: one hour.
-        tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
-        init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
-        text_column, documents, encoding: see `CorpusReader`.
+        inputs: raw text (files, folders, globs), or one shards folder.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
+        options: what the run trains; the same ones in the same folder resume it.
+            recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
+            budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number
+                of steps. With neither: one hour.
+            tokenizer: a tokenizer folder; not given: a vocabulary is trained on the text.
+            init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
+            precision, seed: instead of those of the recipe.
+            text_column, documents, encoding: of raw text, see `CorpusReader`.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the text cannot be used, the disk is full, or the training diverged.
     """
     begin = time.perf_counter()
-    request = make_request(
-        inputs, recipe=recipe, overrides=overrides, budget=budget, tokenizer=tokenizer, init=init, precision=precision,
-        seed=seed, text_column=text_column, documents=documents, encoding=encoding,
-    )  # fmt: skip
+    request = make_request(inputs, **options)
     output, where, content = Path(output), choose_device(device), request.content()
-    with training_processes(where) as processes:
+    with training_processes(where) as processes, ExitStack() as stack:
         refuse_nested(output, filter(None, (*request.inputs, request.tokenizer, request.init)), request.inputs)
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
-        else:
-            processes.meet()
-        with open_run(output, content, overwrite) if processes.first else nullcontext():
-            if processes.first:
-                shards = yield from _prepare_text(output, request, draft, workers, verify)
-                if draft:
-                    resolved = _with_vocabulary(draft.recipe, shards.manifest.vocab_size).with_objectives()
-                    resolved = _fill_budget(resolved, request, where, begin, processes.count)
-                    write_text(output / "recipe.toml", dump_recipe(resolved))
-                    yield _plan_event(resolved)
-                processes.meet()
-            resolved = load_recipe(str(output / "recipe.toml"))
-            processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
-            disable_heap_trim()
-            shards = shards if processes.first else Shards.open(request.shards_folder(output))
-            yield from TrainingRun(output, PretrainJob(resolved, shards, request.init), where).events()
+            stack.enter_context(open_run(output, content, overwrite))
+            shards = yield from _prepare_text(output, request, draft, workers, verify)
+            if draft:
+                resolved = _with_vocabulary(draft.recipe, shards.manifest.vocab_size).with_objectives()
+                resolved = _fill_budget(resolved, request, where, begin, processes.count)
+                write_text(output / "recipe.toml", dump_recipe(resolved))
+                yield _plan_event(resolved)
+        processes.meet()
+        resolved = load_recipe(str(output / "recipe.toml"))
+        processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
+        disable_heap_trim()
+        shards = shards if processes.first else Shards.open(request.shards_folder(output))
+        yield from TrainingRun(output, PretrainJob(resolved, shards, request.init), where).events()
 
 
 def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
@@ -272,10 +259,8 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         shards = Shards.open(request.inputs[0])
         tokens, own = shards.manifest.tokens, shards.tokenizer()
         if tokenizer and tokenizer.sha256 != own.sha256:
-            raise BertworksError(
-                "these shards were made with another tokenizer", where=str(shards.folder),
-                hint=f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER",
-            )  # fmt: skip
+            hint = f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER"
+            raise BertworksError("these shards were made with another tokenizer", where=str(shards.folder), hint=hint)
         tokenizer = own
     recipe = _recipe(request, device, tokens, model.config if model else None)
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
@@ -284,11 +269,9 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
     if needed > memory:
-        raise UsageError(
-            f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train, and this "
-            f"machine has {memory / 1e9:,.1f} GB",
-            hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
-        )
+        needs = f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train"
+        hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
+        raise UsageError(f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
 
 
@@ -317,22 +300,18 @@ def _prepare_text(
 ) -> Generator[Event, None, Shards]:
     """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they were begun."""
     if not (request.is_shards or (draft is None and "-" in request.inputs)):  # standard input cannot be read twice
-        yield from _write_text(output, request, draft, workers)
+        reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
+        if draft and draft.tokenizer:
+            draft.tokenizer.save(folder)
+        elif draft and not (folder / "tokenizer.json").exists():
+            yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
+            yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
+        if draft:
+            yield Event("stage", "writing shards", {"stage": "shards"})
+        yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
     shards = (not verify and draft and draft.shards) or Shards.open(request.shards_folder(output), verify=verify)
     yield from (Event("note", text) for text in shards.notes)
     return shards
-
-
-def _write_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:
-    reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
-    if draft and draft.tokenizer:
-        draft.tokenizer.save(folder)
-    elif draft and not (folder / "tokenizer.json").exists():
-        yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
-        yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
-    if draft:
-        yield Event("stage", "writing shards", {"stage": "shards"})
-    yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
 
 
 def _fill_budget(recipe: Recipe, request: Request, device: torch.device, begin: float, processes: int) -> Recipe:
@@ -344,16 +323,12 @@ def _fill_budget(recipe: Recipe, request: Request, device: torch.device, begin: 
     seconds = min(30.0, max(6.0, budget / 60))
     measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
-    if available - (now - measuring) < 5:
-        raise BertworksError(
-            f"measuring the speed of this machine took the whole budget of {request.budget}",
-            hint="give a longer --budget, and --overwrite",
-        )
+    what, hint = "measuring the speed of this machine", "give a longer --budget, and --overwrite"
+    if available - (now - measuring) >= 5:
+        what = "making the vocabulary and the shards"
+        hint = "run the same command again: they are kept, and the whole budget is for training"
     if available - (now - begin) < 5:
-        raise BertworksError(
-            f"making the vocabulary and the shards took the whole budget of {request.budget}",
-            hint="run the same command again: they are kept, and the whole budget is for training",
-        )
+        raise BertworksError(f"{what} took the whole budget of {request.budget}", hint=hint)
     step_seconds = [seconds / processes for seconds in measured.step_seconds]
     return fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
 
@@ -362,10 +337,8 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     """The recipe with the vocabulary size of the tokenizer, unless its own is larger (a multiple of 64 is faster)."""
     vocab_size = recipe.encoder.vocab_size
     if vocab_size and vocab_size < size:
-        raise UsageError(
-            f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens",
-            hint="leave it out, and set vocabulary.size",
-        )
+        what = f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens"
+        raise UsageError(what, hint="leave it out, and set vocabulary.size")
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
 
 

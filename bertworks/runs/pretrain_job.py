@@ -6,11 +6,10 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
@@ -51,11 +50,11 @@ from bertworks.training.recipe import Recipe
 MIN_SECTIONS = 40
 HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
+AT_ONCE = 32  # held-out sequences in a batch
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
-@dataclass(frozen=True)
-class Sections:
+class Sections(NamedTuple):
     """A store with shorter documents over the same tokens and sentences."""
 
     tokens: NDArray[Any] | CheckedArray
@@ -80,10 +79,9 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
     """
     count = len(store.documents) - 1
     if count < 4:
-        raise BertworksError(
-            f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents",
-            hint="give at least a few hundred sentences; a useful model needs millions of words",
-        )
+        what = f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents"
+        hint = "give at least a few hundred sentences; a useful model needs millions of words"
+        raise BertworksError(what, hint=hint)
     order = keyed_rng("held-out", seed).permutation(count)
     sizes = np.diff(store.sentences[store.documents])
     target = min(HELD_OUT_FRACTION * len(store.tokens), HELD_OUT_TOKENS)
@@ -125,14 +123,7 @@ def phase_batches(
 
 
 def held_out_batches(
-    store: TokenStore,
-    documents: Ids,
-    tokenizer: Tokenizer,
-    *,
-    format: Format,
-    sequence_length: int,
-    sequences: int,
-    batch_size: int = 32,
+    store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int
 ) -> list[Batch]:
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
     different runs on the same text and vocabulary compare."""
@@ -141,7 +132,7 @@ def held_out_batches(
     sampler.plan = sampler.make_plan(documents)
     stream = ExampleStream(sampler, make_masker(tokenizer, MaskingConfig(dynamic=False)), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
-    return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
+    return [collate(examples[i : i + AT_ONCE]) for i in range(0, len(examples), AT_ONCE)]
 
 
 def most_frequent_token(
@@ -260,10 +251,6 @@ class PretrainJob:
         """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
         train, format = self.recipe.train, self.recipe.sampling.format
         tokens = train.held_out_sequences * train.held_out_length
-        return {
-            length: held_out_batches(
-                self.store, self.held_out, self.tokenizer,
-                format=format, sequence_length=length, sequences=max(1, tokens // length),
-            )
-            for length in dict.fromkeys((train.held_out_length, train.sequence_length))
-        }  # fmt: skip
+        batches = partial(held_out_batches, self.store, self.held_out, self.tokenizer, format=format)
+        lengths = dict.fromkeys((train.held_out_length, train.sequence_length))
+        return {n: batches(sequence_length=n, sequences=max(1, tokens // n)) for n in lengths}

@@ -87,9 +87,8 @@ class Processes:
     def refuse_to_share(self, items: int) -> None:
         """Raises UsageError if a step has fewer items than there are processes."""
         if items < self.count:
-            raise UsageError(
-                f"a step of {items} items cannot be shared by {self.count} processes", hint="start fewer processes"
-            )
+            what = f"a step of {items} items cannot be shared by {self.count} processes"
+            raise UsageError(what, hint="start fewer processes")
 
     def meet(self) -> None:
         """Waits for all processes, and creates the process group."""
@@ -119,10 +118,9 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
     except RuntimeError as error:
         if processes.count == 1 or not _is_lost(error):
             raise
-        raise BertworksError(
-            "another process of this training ended; its own message says why",
-            hint="run the same command again: it resumes from the last checkpoint",
-        ) from error
+        what = "another process of this training ended; its own message says why"
+        hint = "run the same command again: it resumes from the last checkpoint"
+        raise BertworksError(what, hint=hint) from error
     finally:
         if processes.count > 1 and dist.is_initialized():
             dist.destroy_process_group()

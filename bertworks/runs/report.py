@@ -47,6 +47,7 @@ SPEED_CHARTS: list[Chart] = [
     ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
 ]
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
+LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_CHARACTERS = 500  # of a text
 PARTS: Mapping[TaskType, str] = {  # of which figures are given
     "classification": "label", "multilabel": "label", "tagging": "kind of entity", "spans": "kind of entity",
@@ -92,11 +93,7 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
         drawn.append(svg.scatter("Numbers of dev", result["points"], "right", "answered"))
     sections = [svg.side_by_side(drawn), *(_evaluation_sections(result) if result else ())]
     if evaluations:
-        columns = [
-            STEP_COLUMN,
-            ("loss", "loss", "{:.4f}".format),
-            *((name, NAMES[name], _show(name)) for name in NAMES),
-        ]
+        columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
         figures = format_metrics(result["figures"] if result else best)
         summary.append(f"best after step {best['step']:,}: {figures}")

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,19 +48,14 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
             if old.get(name) != value
         ]
         if differing:
-            raise UsageError(
-                f"the folder holds a run with other settings:{''.join(differing)}",
-                where=str(output),
-                hint="-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run",
-            )
+            what = f"the folder holds a run with other settings:{''.join(differing)}"
+            hint = "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run"
+            raise UsageError(what, where=str(output), hint=hint)
         return True
     strange = [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
     if strange:
-        raise UsageError(
-            f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}",
-            where=str(output),
-            hint="-o ANOTHER-FOLDER, or empty this one",
-        )
+        what = f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}"
+        raise UsageError(what, where=str(output), hint="-o ANOTHER-FOLDER, or empty this one")
     return False
 
 
@@ -98,11 +93,9 @@ def _read_request(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))["request"])
     except (ValueError, KeyError, TypeError):
-        raise UsageError(
-            "the file is damaged: expected a JSON object with the request of the run",
-            where=str(path),
-            hint="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
-        ) from None
+        what = "the file is damaged: expected a JSON object with the request of the run"
+        hint = "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there"
+        raise UsageError(what, where=str(path), hint=hint) from None
 
 
 def _show_value(name: str, value: Any) -> str:
@@ -114,11 +107,10 @@ def versions() -> dict[str, str]:
     return {"bertworks": bertworks.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-class Metrics:
+class Metrics(NamedTuple):
     """metrics.jsonl: a line for each logged step, and one with `evaluation` for each evaluation."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    path: Path
 
     def record(self, line: Mapping[str, Any]) -> None:
         """Appends a line.

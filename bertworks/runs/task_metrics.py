@@ -6,7 +6,7 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -55,6 +55,13 @@ _SCORES: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
 }  # fmt: skip
 
 
+_LABEL_NAMES: Mapping[TaskType, Callable[[Any], Iterable[str]]] = {  # in the label of a whole text
+    "classification": lambda label: (label,), "multilabel": iter, "regression": lambda _: (),
+    "choice": lambda label: (str(label + 1),),
+    "qa": lambda label: ("with an answer" if label else "without an answer",),
+}  # fmt: skip
+
+
 def predicted_label(answer: Answer) -> Any:
     """The prediction in the form of `Item.label`; the text of the answer to a question."""
     if "entities" in answer:
@@ -68,22 +75,10 @@ def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare: bool = 
 
     labels, bare: of the task, see `Schema`.
     """
-    match task:
-        case "tagging":
-            scheme = tag_scheme(tuple(labels), bare)
-            return tag_spans(label, scheme) if scheme else [(n, n + 1, tag) for n, tag in enumerate(label)]
-        case "spans":
-            return list(label)
-        case "multilabel":
-            return [(0, 1, name) for name in label]
-        case "regression":
-            return []
-        case "classification":
-            return [(0, 1, label)]
-        case "choice":
-            return [(0, 1, str(label + 1))]
-        case "qa":
-            return [(0, 1, "with an answer" if label else "without an answer")]
+    if task == "tagging":
+        scheme = tag_scheme(tuple(labels), bare)
+        return tag_spans(label, scheme) if scheme else [(n, n + 1, tag) for n, tag in enumerate(label)]
+    return list(label) if task == "spans" else [(0, 1, name) for name in _LABEL_NAMES[task](label)]
 
 
 def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[list[Span], list[Span]]]:
@@ -96,17 +91,15 @@ def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) 
 def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
     """The metrics of a task; all items have labels."""
     gold, predicted = [item.label for item in items], list(map(predicted_label, answers))
-    match d.task:
-        case "qa":
-            return compute_answer_metrics(items, answers)
-        case "classification":
-            return classification.classification(gold, predicted, d.labels)
-        case "tagging" if d.tag_scheme:
-            return classification.tagging(gold, predicted, d.tag_scheme)
-        case "tagging":
-            return classification.classification(list(chain(*gold)), list(chain(*predicted)), d.labels)
-        case task:
-            return _SCORES[task](gold, predicted)
+    if d.task == "qa":
+        return compute_answer_metrics(items, answers)
+    if score := _SCORES.get(d.task):
+        return score(gold, predicted)
+    if d.task == "tagging" and d.tag_scheme:
+        return classification.tagging(gold, predicted, d.tag_scheme)
+    if d.task == "tagging":
+        gold, predicted = list(chain(*gold)), list(chain(*predicted))
+    return classification.classification(gold, predicted, d.labels)
 
 
 def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
@@ -115,19 +108,22 @@ def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> 
     # Numbered in order: not all files have ids.
     golds = [tuple(text for _, text in item.label or ()) for item in items]
     questions = [squad.SquadQuestion(str(place), texts) for place, texts in enumerate(golds)]
-    without = not all(question.answers for question in questions)
-    version: squad.SquadVersion = "2.0" if without else "1.1"
-    unit = squad.f1_unit_of([item.texts[1] for item in items])
+    version, unit = _answer_rules(items)
     # The best threshold is computed from the best answer, whatever the present threshold.
     given = {str(place): answer["answer"] for place, answer in enumerate(answers)}
     figures = squad.evaluate_answers(questions, given, version=version, unit=unit)
     metrics = {"exact": figures["exact"] / 100, "f1": figures["f1"] / 100}
-    if without:
+    if version == "2.0":
         best = {str(place): (a["n_best"] or [{"text": ""}])[0]["text"] for place, a in enumerate(answers)}
         margins = {str(place): a["no_answer_margin"] for place, a in enumerate(answers)}
         found = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
         metrics |= {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
     return metrics
+
+
+def _answer_rules(items: Sequence[Item]) -> tuple[squad.SquadVersion, squad.F1Unit]:
+    """The version of the official script, 2.0 if a question has no answer, and the unit of F1."""
+    return "1.1" if all(item.label for item in items) else "2.0", squad.f1_unit_of([item.texts[1] for item in items])
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
@@ -324,30 +320,24 @@ def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -
 def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """Metrics of parts: of each label, of each type of entity, of each kind of question."""
     items = [features.item for features in dev]
-    match d.task:
-        case "classification":
-            return classification.per_class([x.label for x in items], list(map(predicted_label, answers)), d.labels)
-        case "multilabel" | "tagging" | "spans":  # labels are counted like entities
-            gold, given = zip(*span_pairs(d, items, answers), strict=True)
-            return classification.spans_per_type(gold, given)
-        case "qa":
-            return _questions(dev, answers)
-        case "regression" | "choice":
-            return {}
+    if d.task == "qa":
+        return _questions(dev, answers)
+    if d.task == "classification":
+        return classification.per_class([x.label for x in items], list(map(predicted_label, answers)), d.labels)
+    if d.task in ("regression", "choice"):
+        return {}
+    return classification.spans_per_type(*zip(*span_pairs(d, items, answers), strict=True))  # labels like entities
 
 
 def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """Questions with and without answer; contexts that are read in one window and in several."""
-    items = [features.item for features in dev]
-    unit = squad.f1_unit_of([item.texts[1] for item in items])
-    without = not all(item.label for item in items)
-    version: squad.SquadVersion = "2.0" if without else "1.1"
+    version, unit = _answer_rules([features.item for features in dev])
     parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
     for features, answer in zip(dev, answers, strict=True):
         golds = [text for _, text in features.item.label]
         score = squad.score_answer(golds, answer["answer"], version=version, unit=unit)
         parts["context in one piece" if len(features.unit) == 1 else "context in several pieces"].append(score)
-        if without:
+        if version == "2.0":
             parts["with an answer" if golds else "without an answer"].append(score)
     table = {}
     for kind, scores in sorted(parts.items()):

@@ -50,20 +50,17 @@ class TrainingRun:
         checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
         instead = "using the newest checkpoint before it" if checkpoint else "there is none before it"
         self.notes = [Event("note", f"{note.path}: {note.why}; {instead}") for note in damaged]
-        if checkpoint is None and self.metrics.last_step():
-            raise BertworksError(
-                f"the run was at step {self.metrics.last_step():,}, but its checkpoints are missing",
-                where=str(folder / "checkpoints"),
-                hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
-            )
         if checkpoint:
             with meta_device_init():
                 self.model: TrainableModel = job.blank().to_empty(device=device)
+        elif last := self.metrics.last_step():
+            what = f"the run was at step {last:,}, but its checkpoints are missing"
+            hint = "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
+            raise BertworksError(what, where=str(folder / "checkpoints"), hint=hint)
         else:
             network, notes = job.begin()
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
-        self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.num_steps = job.num_steps
         self.step, self._evaluation_seconds = 0, 0.0  # of the fastest one
@@ -78,7 +75,7 @@ class TrainingRun:
         }
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
-        self.saved: int | None = None  # the step of the last checkpoint that this process wrote or read
+        self.saved: int | None = None  # the step of the last checkpoint
         self.evaluate_every = job.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
@@ -170,16 +167,16 @@ class TrainingRun:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
-            raise UsageError(
-                "recipe.toml is not the one that this run began with", where=str(self.folder),
-                hint="put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-            )  # fmt: skip
+            what = "recipe.toml is not the one that this run began with"
+            hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
+            raise UsageError(what, where=str(self.folder), hint=hint)
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
-                raise BertworksError(
-                    f"the checkpoint does not fit the recipe: {name}", where=str(checkpoint.path),
-                    hint="use another output folder, or --overwrite",
-                )  # fmt: skip
+                what, hint = (
+                    f"the checkpoint does not fit the recipe: {name}",
+                    "use another output folder, or --overwrite",
+                )
+                raise BertworksError(what, where=str(checkpoint.path), hint=hint)
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         text = f"resuming after step {self.step:,} of {self.num_steps:,}"
@@ -198,13 +195,14 @@ class TrainingRun:
 
     def _state(self) -> dict[str, Tensor]:
         """All tensors that a training changes, by name."""
-        state = {f"parameter/{name}": p.data for name, p in self._parameters.items()}
-        for name, p in self._parameters.items():
+        state = {f"parameter/{name}": p.data for name, p in self.model.named_parameters()}
+        for name, p in self.model.named_parameters():
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
         return state | {"skipped": self.skipped}
 
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
+        self.saved = self.step
         if self.rank != 0:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
@@ -213,7 +211,6 @@ class TrainingRun:
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
-        self.saved = self.step
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
@@ -274,13 +271,10 @@ class TrainingRun:
         return Event("step", "  ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
-        last = max((int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*[0-9]")), default=0)
-        return BertworksError(
-            f"{what}, up to step {self.step:,}; the checkpoint of step {last:,} is finite and intact",
-            where=str(self.folder),
-            hint="use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate="
-            f"{self.job.optimizer.learning_rate / 3:.1e}",
-        )
+        text = f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is finite and intact"
+        setting = f"--set optimizer.learning_rate={self.job.optimizer.learning_rate / 3:.1e}"
+        hint = f"use a lower rate in a new folder: -o OTHER {setting}"
+        return BertworksError(text, where=str(self.folder), hint=hint)
 
     def _done(self) -> Event:
         facts = {name: self.facts.get(name) for name in ("tokens", "seconds", "evaluation", "best", "baseline")}

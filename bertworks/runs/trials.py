@@ -3,10 +3,10 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
@@ -21,8 +21,7 @@ from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 NOT_COPIED = ("metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """One fine-tuning of several."""
 
     folder: str  # inside the output
@@ -73,10 +72,8 @@ def run_trials(
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
     """
     if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise UsageError(
-            f"several fine-tunings run one after the other, in one process, and there are {count} processes",
-            hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
-        )
+        what = f"several fine-tunings run one after the other, in one process, and there are {count} processes"
+        raise UsageError(what, hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1")
     output = Path(output)
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     request = shared | {"several": True}
