@@ -106,7 +106,7 @@ def test_a_note_names_the_option_that_guards_formulas(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "d.csv").write_text('"=A1"\n"=HYPERLINK(""x"")"\ngood\n')
-    words = ["embed", str(model), str(tmp_path / "d.csv"), "-o", str(tmp_path / "o.csv")]
+    words = ["embed", str(model), str(tmp_path / "d.csv"), "--header", "-o", str(tmp_path / "o.csv")]
     assert main(words) == 0
     said = capsys.readouterr().err
     assert "formulas: 2 (header, column '=A1', row 1, column '=A1'); --guard-formulas writes ' before them" in said
