@@ -272,7 +272,7 @@ def test_a_file_in_eight_bits_is_told_its_price(rows: Path, model: Path, tmp_pat
 
 
 def test_eight_bits_are_refused_where_there_are_no_instructions(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.inference.engine.cpu_supports_int8", lambda: False)
+    monkeypatch.setattr("bertworks.models.packed_linear.cpu_supports_int8", lambda: False)
     with pytest.raises(UsageError, match="int8"):
         Embedder(model, device="cpu", precision="int8")
 

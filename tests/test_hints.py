@@ -48,10 +48,10 @@ from bertworks.diagnostics import _EXTRAS, _extras, _speed
 from bertworks.errors import BertworksError
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder
-from bertworks.inference.engine import cpu_supports_int8
 from bertworks.io.atomic_write import folder_lock
 from bertworks.io.tables import ReadOptions
 from bertworks.models.config import EncoderConfig
+from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.serve.server import bound
 from bertworks.text.shards import Shards
 from bertworks.text.vocabulary import train_vocabulary
@@ -900,6 +900,18 @@ def test_few_rows_have_a_text(shell: Shell, model: Path) -> None:
     assert found["rows"].startswith("18 in train, 2 in dev")
 
 
+@says("name another column with --text; or this one, --text {}")
+def test_texts_that_are_dates(shell: Shell, model: Path) -> None:
+    rows = [(f"2024-11-{day:02} 10:{day:02}:00, Monday", f"b{day}") for day in range(1, 29)]
+    data = table("a.csv", ("time", "place"), *rows)
+    answer = shell.fails("embed", model, data, "-o", "v.npy")
+    advice = shell.shows(answer, "name another column with --text; or this one, --text {}")
+    other, same = re.findall(r"--text(?: \w+)?", advice)
+    assert "text: place" in shell.works("embed", model, data, "-o", "v.npy", other, "place")
+    assert "text: time" in shell.works("embed", model, data, "-o", "w.npy", *same.split())
+    assert len(np.load("v.npy")) == len(np.load("w.npy")) == 28
+
+
 @says("--max-row-bytes {}", "--max-row-bytes {}m")
 def test_a_large_row(shell: Shell, classifier: Path) -> None:
     for size, given, template in ((3000, ["--max-row-bytes", "2k"], "--max-row-bytes {}"),
@@ -1545,7 +1557,7 @@ def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytes
             assert found == pytest.approx(expected, abs=0.05)
     else:
         shell.found.add("; --precision int8 is available for inference")
-    monkeypatch.setattr("bertworks.inference.engine.cpu_supports_int8", lambda: False)
+    monkeypatch.setattr("bertworks.models.packed_linear.cpu_supports_int8", lambda: False)
     shell.shows(shell.fails(*words, "--precision", "int8"), "leave --precision out")
     shell.works(*words)
     assert answers("p.csv") == exact

@@ -60,7 +60,7 @@ def infer_schema(
             find_column(reader.columns, reader.name, name, option)
     if len({*text, *label}) < len(text) + len(label):
         raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
-    columns = _study(reader, None if labelled else _SAMPLE_ROWS)
+    columns = study(reader, None if labelled else _SAMPLE_ROWS)
     if next(iter(reader), None) is None:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
     try:
@@ -76,7 +76,7 @@ def infer_schema(
         if not value and (labelled or what == "text"):
             others = set(reader.columns) - {*schema.text}
             hint = f"name the one with the {what} with --{what}" if others else f"add one with the {what}"
-            codes = [name for name, column in columns.items() if what == "text" and _holds_codes(column)]
+            codes = [name for name, column in columns.items() if what == "text" and holds_codes(column)]
             but = f"; dates, ids or numbers are in: {', '.join(codes)}" if codes else ""
             problem = f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
             raise BertworksError(problem, where=reader.name, hint=hint)
@@ -91,8 +91,8 @@ def infer_schema(
     return schema, [*schema_notes(schema, columns), *_certainty(schema, columns, reader, {*text, *label})]
 
 
-def _study(reader: RowReader, count: int | None) -> dict[str, Column]:
-    """The statistics of each column. count: of rows; None: all."""
+def study(reader: RowReader, count: int | None) -> dict[str, Column]:
+    """The statistics of each column of a file. count: of rows; None: all."""
     decimal = reader.options.decimal
     columns = {name: Column(name, decimal) for name in reader.columns}
     for row in itertools.islice(reader, count):
@@ -185,7 +185,7 @@ def _has_decimal_commas(column: Column) -> bool:
     return any("," in value for value in column.values) and column.holds(values.DECIMAL_COMMA)
 
 
-def _holds_codes(column: Column) -> bool:
+def holds_codes(column: Column) -> bool:
     """Whether the values are dates, ids or numbers, not language."""
     is_numbered = column.known_name not in values.KNOWN_NAMES and column.holds(values.NUMBERED)
     return is_numbered or (not column.is_listed and column.holds(values.CODES))
@@ -266,7 +266,7 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     Raises:
         UsageError: there is another text, and no known name tells which are read, unless the task reads one (`is_one`).
     """
-    named = _named(column for name, column in columns.items() if name not in excluded and not _holds_codes(column))
+    named = _named(column for name, column in columns.items() if name not in excluded and not holds_codes(column))
     for pair in values.PAIRS:
         if all(name in named for name in pair):
             return tuple(named[name].name for name in pair)
@@ -411,7 +411,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
 
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
     """The header, the grounds of what was inferred, and what else is possible. given: columns that were named."""
-    lines = [] if reader.named is None else [f"header: {'yes' if reader.named else 'no'}"]
+    lines = [reader.header_note] if reader.header_note else []
     layout, inferred = reader.kind in ("squad", "spans", "conll"), []
     for what, names in (("text", schema.text), ("label", schema.label)):
         if {*names} - given:

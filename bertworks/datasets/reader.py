@@ -142,6 +142,11 @@ class RowReader:
             yield Row(written | {column: name}, f"{self.name}:{rows[0][0]}", written)
 
     @property
+    def header_note(self) -> str:
+        """Whether the first row is a header, in words; "" where that was not inferred."""
+        return "" if self.named is None else f"header: {'yes' if self.named else 'no'}"
+
+    @property
     def notes(self) -> list[str]:
         """How the file is read where it could be read in other ways, and what the last pass repaired or left out, in
         words."""

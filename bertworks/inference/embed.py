@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.batching.sampling import Example
+from bertworks.datasets.infer_schema import holds_codes, study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, listed
+from bertworks.errors import BertworksError, UsageError, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
 from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
@@ -247,7 +248,19 @@ def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(reader.columns)
     sample = [row.values for row in first_rows(reader)]
     columns = {name: [values.get(name) for values in sample] for name in reader.columns}
-    return (choose_column(columns, reader.name, None, "--text"),)
+    name = choose_column(columns, reader.name, None, "--text")
+    if holds_codes(study(reader, len(sample))[name]):
+        what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
+        hint = f"name another column with --text; or this one, --text {quoted(name)}"
+        raise UsageError(what, where=reader.name, hint=hint)
+    return (name,)
+
+
+def reading_note(reader: RowReader, columns: Sequence[str]) -> str:
+    """What is read of a file of texts, in words."""
+    unused = ", ".join(name for name in reader.columns if name not in columns)
+    parts = (f"text: {', '.join(columns)}", reader.header_note, unused and f"not used: {unused}")
+    return "; ".join(filter(None, parts))
 
 
 def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
@@ -318,7 +331,9 @@ def embed_file(
     embedder = make(precision=precision)
     reader = RowReader(data, read)
     columns = text_columns(reader, text)
-    yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
+    yield Event(
+        "note", f"{reading_note(reader, columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions"
+    )
     if embedder.precision == "int8":
         yield _compare(embedder, make(precision="fp32"), reader, columns)
     empty, column = IssueCounter(), "embedding"

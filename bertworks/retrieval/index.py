@@ -20,7 +20,7 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, normalized, row_text, text_columns
+from bertworks.inference.embed import Embedder, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predict import fingerprint, notes_on, portions
 from bertworks.io.tables import ReadOptions, find_column
@@ -305,7 +305,7 @@ def index_file(
     id_column = _id_column(reader, identity, columns)
     index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length)
     id_note = id_column or "a number; a file that has changed is added again as a whole"
-    yield Event("note", f"text: {', '.join(columns)}; id: {id_note}")
+    yield Event("note", f"{reading_note(reader, columns)}; id: {id_note}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
     source, empty, replaced = fingerprint(reader, columns, id_column), IssueCounter(), 0

@@ -272,8 +272,8 @@ class TrainingRun:
 
     def _diverged(self, what: str) -> BertworksError:
         text = f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is finite and intact"
-        setting = f"--set optimizer.learning_rate={self.job.optimizer.learning_rate / 3:.1e}"
-        hint = f"use a lower rate in a new folder: -o OTHER {setting}"
+        rate = self.job.optimizer.learning_rate / 3
+        hint = f"use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={rate:.1e}"
         return BertworksError(text, where=str(self.folder), hint=hint)
 
     def _done(self) -> Event:
