@@ -18,6 +18,7 @@ from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import render_card
 from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings, weights_sha256
+from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
@@ -40,9 +41,6 @@ _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512)
 _USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
 _ROWS, _ROUNDS = 256, 3  # rows of the data that are timed; rounds of the timing
 _RECORD = "export.json"  # what was exported, and the hash of the file
-_POOLING = (  # settings of vectors
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
-)  # fmt: skip
 Logits = Callable[[Batch], Tensor]
 
 
@@ -117,10 +115,9 @@ def _export(
         head = task_settings(source.description, config.family)
         source.description.save(folder)
     save_settings(folder, config, source.model.tokenizer, head)
-    for name in _POOLING if is_encoder else ():
-        if (source.model.folder / name).is_file():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source.model.folder / name, folder / name)
+    for name in module_files(source.model.folder) if is_encoder else ():  # how vectors are made
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source.model.folder / name, folder / name)
     write_onnx(path, source.network)
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])
