@@ -190,12 +190,15 @@ def test_the_folder_explains_itself(classifier: Path, exported: Path):
 
 def test_what_makes_a_vector_of_the_states_goes_along(tmp_path: Path):
     model = write_encoder(tmp_path / "model")
-    (model / "1_Pooling").mkdir()
-    for name in ("modules.json", "1_Pooling/config.json"):
-        (model / name).write_text('{"pooling_mode_mean_tokens": true}')
+    (model / "pooling").mkdir()  # usually 1_Pooling
+    types = {"": "sentence_transformers.models.Transformer", "pooling": "sentence_transformers.models.Pooling"}
+    modules = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, (path, kind) in enumerate(types.items())]
+    (model / "modules.json").write_text(json.dumps(modules))
+    (model / "pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
     run(model, tmp_path / "onnx")
-    for name in ("modules.json", "1_Pooling/config.json"):
+    for name in ("modules.json", "pooling/config.json"):
         assert (tmp_path / "onnx" / name).read_text() == (model / name).read_text()
+    assert Embedder(tmp_path / "onnx").settings.pooling == "cls"
     assert json.loads((tmp_path / "onnx/config.json").read_text())["architectures"] == ["BertModel"]
 
 

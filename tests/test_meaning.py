@@ -383,7 +383,8 @@ def tables(draw: some.DrawFn) -> tuple[dict[str, list[Any]], dict[str, Any]]:
         "city": [CITIES[n % 3] for n in range(rows)],
         "answer_start": [n % 5 * 7 for n in range(rows)],
         "length": list(range(rows)),
-        "seen": [n % 2 for n in range(rows)],
+        # Beside labels of 0 and 1, nothing says that one more such column is no label.
+        "seen": [["no", "yes"][n % 2] if task == "flags" else n % 2 for n in range(rows)],
         "reply": [sentence(n * 31) for n in range(rows)],
         "empty": [""] * rows,
     }

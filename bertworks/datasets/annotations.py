@@ -356,9 +356,9 @@ def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, di
                 for answer in answers or ():
                     _part(answer, "text", str, where)
                     _part(answer, "answer_start", int, where)
-                asked = _part(entry, "question", str, where)
+                text = _part(entry, "question", str, where)
                 is_impossible = bool(_part(entry, "is_impossible", bool | None, where))
-                yield place, dict(zip(SQUAD_FIELDS, (name, title, context, asked, answers, is_impossible)))
+                yield place, dict(zip(SQUAD_FIELDS, (name, title, context, text, answers, is_impossible)))
 
 
 def _part(entry: Any, key: str, kind: Any, where: str) -> Any:

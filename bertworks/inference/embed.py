@@ -256,11 +256,11 @@ def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
     return (name,)
 
 
-def reading_note(reader: RowReader, columns: Sequence[str]) -> str:
-    """What is read of a file of texts, in words."""
+def reading_note(reader: RowReader, columns: Sequence[str], more: str) -> Event:
+    """What is read of a file of texts, as a note."""
     unused = ", ".join(name for name in reader.columns if name not in columns)
-    parts = (f"text: {', '.join(columns)}", reader.header_note, unused and f"not used: {unused}")
-    return "; ".join(filter(None, parts))
+    parts = (f"text: {', '.join(columns)}", reader.header_note, unused and f"not used: {unused}", more)
+    return Event("note", "; ".join(filter(None, parts)))
 
 
 def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
@@ -331,9 +331,7 @@ def embed_file(
     embedder = make(precision=precision)
     reader = RowReader(data, read)
     columns = text_columns(reader, text)
-    yield Event(
-        "note", f"{reading_note(reader, columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions"
-    )
+    yield reading_note(reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions")
     if embedder.precision == "int8":
         yield _compare(embedder, make(precision="fp32"), reader, columns)
     empty, column = IssueCounter(), "embedding"

@@ -305,7 +305,7 @@ def index_file(
     id_column = _id_column(reader, identity, columns)
     index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length)
     id_note = id_column or "a number; a file that has changed is added again as a whole"
-    yield Event("note", f"{reading_note(reader, columns)}; id: {id_note}")
+    yield reading_note(reader, columns, f"id: {id_note}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
     source, empty, replaced = fingerprint(reader, columns, id_column), IssueCounter(), 0
