@@ -329,11 +329,8 @@ def test_a_refusal_reads_no_body(name: str, local: Local):
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("path", ["/predict", "/tokenize"])
-def test_what_would_wait_too_long_is_refused_before_its_body_is_read(
-    path: str, local: Local, monkeypatch: pytest.MonkeyPatch
-):
-    """Also if nothing was parsed yet: bodies count by the length that their headers announce."""
+def hold_parsing(local: Local, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
+    """Bodies are parsed only after the event. Returns it, and the sizes of the bodies that reached the parser."""
     parse, go_on, parsed = local.application._parse, threading.Event(), list[int]()
 
     def held(name: str, body: bytes, lane: int) -> Any:
@@ -342,6 +339,15 @@ def test_what_would_wait_too_long_is_refused_before_its_body_is_read(
         return parse(name, body, lane)
 
     monkeypatch.setattr(local.application, "_parse", held)
+    return go_on, parsed
+
+
+@pytest.mark.parametrize("path", ["/predict", "/tokenize"])
+def test_what_would_wait_too_long_is_refused_before_its_body_is_read(
+    path: str, local: Local, monkeypatch: pytest.MonkeyPatch
+):
+    """Also if nothing was parsed yet: bodies count by the length that their headers announce."""
+    go_on, parsed = hold_parsing(local, monkeypatch)
 
     async def go() -> None:
         lane = local.application._lanes[1 << 18]
@@ -365,14 +371,7 @@ def test_what_would_wait_too_long_is_refused_before_its_body_is_read(
 
 
 def test_a_closed_client_is_neither_parsed_nor_computed(local: Local, monkeypatch: pytest.MonkeyPatch):
-    parse, go_on, parsed = local.application._parse, threading.Event(), list[int]()
-
-    def held(name: str, body: bytes, lane: int) -> Any:
-        parsed.append(len(body))
-        assert go_on.wait(20)
-        return parse(name, body, lane)
-
-    monkeypatch.setattr(local.application, "_parse", held)
+    go_on, parsed = hold_parsing(local, monkeypatch)
     jobs = list[InferenceJob]()
     batcher = local.application._batchers["network"]
     start = batcher.start

@@ -220,8 +220,11 @@ def test_text_without_spaces(shell: Shell) -> None:
 def test_a_size(shell: Shell, text: Path) -> None:
     answer = shell.fails("vocab", text, "-o", "out", "--max-memory", "much")
     advice = shell.shows(answer, "{option} 512m, or {option} 1g")
-    for option in re.findall(r"--max-memory \w+", advice):
+    options = re.findall(r"--max-memory \w+", advice)
+    for option in options:
         shell.works("vocab", text, "-o", f"out {option}", "--size", "200", *option.split())
+    first, second = (bertworks.Tokenizer.load(Path(f"out {option}")).tokens for option in options)
+    assert first == second  # memory does not change the vocabulary
 
 
 @says("-o ANOTHER-FOLDER: its content would be lost")

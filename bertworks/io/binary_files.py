@@ -1,7 +1,7 @@
 """Binary files: what has changed since it was written is found; messages of protobuf.
 
 - `file_sums`, `verify_files`: the sha256 of files, and the CRC-32 of their blocks
-- `CheckedFile`, `CheckedArray`: memory-mapped files whose blocks are checked when they are first read
+- `CheckedFile`, `CheckedArray`: memory-mapped files; each block is checked when it is first read
 - `sealing`, `is_sealed`: files that carry their own hash; `json_sha256`: JSON objects that do
 - `read_protobuf`: the fields of a protobuf message, without a library and without its schema
 """
