@@ -41,7 +41,13 @@ BYTES = make_splitter(
 ALGORITHMS = ["wordpiece", "bpe", "unigram"]
 WORDS = "the old cat sat on a mat with 3 unhappy, unaffordable friends; café naïve résumé — Straße! it's x-ray".split()
 TEXTS = st.lists(
-    st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("aB1 \n\té中がㅏ한,.'\x0b\u3000")))
+    # words with U+FFFD are counted together: see the test of bad bytes
+    st.text(
+        st.one_of(
+            st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"),
+            st.sampled_from("aB1 \n\té中がㅏ한,.'\x0b\u3000"),
+        )
+    )
 )
 
 

@@ -19,12 +19,11 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError
@@ -146,39 +145,60 @@ def in_processes(
     if workers == 1:
         yield from map(resolve_name(maker)(*settings), inputs)
         return
-    of_thread, processes = threading.local(), list[subprocess.Popen[bytes]]()
+    # No lock of `threading` or `concurrent.futures` here: an interrupt may leave one locked for ever. A queue may not.
+    tasks, results = SimpleQueue[tuple[int, Any] | None](), SimpleQueue[tuple[int, Any]]()
+    processes, done, sent, received = list[subprocess.Popen[bytes]](), dict[int, Any](), 0, 0
 
-    def run(number: int, value: Any) -> Any:
-        """The result of an input, from the process of this thread, which starts with its first input."""
-        if not hasattr(of_thread, "process"):
-            of_thread.process = _start(json.dumps([maker, settings]))
-            processes.append(of_thread.process)
-        try:
-            pickle.dump(value, of_thread.process.stdin)
-            of_thread.process.stdin.flush()
-            result = pickle.load(of_thread.process.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
-            code = of_thread.process.wait()
-            how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
-            raise BertworksError(ended.format(number=number, how=how), hint=hint) from None
-        if isinstance(result, Exception):
-            raise result
-        return result
+    def finished(unfinished: int) -> Iterator[Any]:
+        """The next results in order: those that exist, and more until at most `unfinished` inputs have none."""
+        nonlocal received
+        while received in done or sent - received > unfinished or not results.empty():
+            if received not in done:
+                done.update([results.get()])
+                continue
+            result = done.pop(received)
+            received += 1
+            if isinstance(result, Exception):
+                raise result
+            yield result
 
-    threads, pending = ThreadPoolExecutor(workers), deque[Future[Any]]()
     try:
-        for number, value in enumerate(inputs):
-            pending.append(threads.submit(run, number, value))
-            while len(pending) > workers + _READ_AHEAD or (pending and pending[0].done()):
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+        for value in inputs:
+            if sent < workers:
+                processes.append(_start(json.dumps([maker, settings])))
+                threading.Thread(target=_feed, args=(processes[-1], tasks, results, ended, hint), daemon=True).start()
+            tasks.put((sent, value))
+            sent += 1
+            yield from finished(workers + _READ_AHEAD)
+        yield from finished(0)
     finally:
         for process in processes:
             process.kill()
-        threads.shutdown(cancel_futures=True)
+            tasks.put(None)
         for process in processes:
-            process.communicate()
+            process.wait()
+
+
+def _feed(
+    process: subprocess.Popen[bytes], tasks: SimpleQueue[Any], results: SimpleQueue[Any], ended: str, hint: str
+) -> None:
+    """Give inputs to a process, one at a time, and take its results, until there is a None."""
+    assert process.stdin
+    assert process.stdout
+    with suppress(OSError), process:
+        while task := tasks.get():
+            number, value = task
+            try:
+                pickle.dump(value, process.stdin)
+                process.stdin.flush()
+                result = pickle.load(process.stdout)
+            except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
+                code = process.wait()
+                how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
+                result = BertworksError(ended.format(number=number, how=how), hint=hint)
+            except Exception as error:  # the value cannot be pickled
+                result = error
+            results.put((number, result))
 
 
 def _start(work: str) -> subprocess.Popen[bytes]:
