@@ -138,16 +138,13 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
         UsageError: the output folder contains an input, or lies inside an input folder that is in `corpora`.
     """
     target = output.resolve()
-    for name in inputs:
-        path = Path(name)
-        if not path.is_absolute():  # standard input, or the name of a model
-            continue
-        path = path.resolve()
-        if target in (path, *path.parents):
-            what, hint = f"the output folder contains an input: {name}", "-o ANOTHER-FOLDER"
-            raise UsageError(what, where=str(output), hint=hint)
-        if name in corpora and path.is_dir() and path in target.parents:
-            what = f"the output folder lies in the input folder {name}: the output would become part of the text"
+    for path in filter(Path.is_absolute, map(Path, inputs)):  # not standard input, or the name of a model
+        real = path.resolve()
+        if target in (real, *real.parents):
+            what = f"the output folder contains an input: {path}"
+            raise UsageError(what, where=str(output), hint="-o ANOTHER-FOLDER")
+        if path in map(Path, corpora) and real.is_dir() and real in target.parents:
+            what = f"the output folder lies in the input folder {path}: the output would become part of the text"
             raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
 
 

@@ -24,6 +24,7 @@ from bertworks.io.atomic_write import replacing
 _T = TypeVar("_T")
 Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
 _MOST_FIELDS = 1000
+_FIXED_SIZES = {1: 8, 5: 4}  # bytes of a value, by its kind
 _BLOCK = 1 << 20  # bytes with one CRC-32
 SEAL = 32  # bytes that `sealing` appends
 
@@ -177,17 +178,13 @@ def read_protobuf(data: bytes | memoryview) -> Protobuf:
     while at < len(data):
         tag, at = read_varint(data, at)
         kind = tag & 7
-        if kind == 0:
-            value: Any
-            value, at = read_varint(data, at)
-        else:
-            size = {1: 8, 5: 4}.get(kind, 0)
-            if kind == 2:
-                size, at = read_varint(data, at)
-            if (kind != 2 and not size) or at + size > len(data):
+        value: Any
+        value, at = read_varint(data, at) if kind in (0, 2) else (_FIXED_SIZES.get(kind, len(data)), at)
+        if kind != 0:
+            piece, at = data[at : at + value], at + value
+            if at > len(data):
                 raise ValueError("not a protobuf message")
-            piece = data[at : at + size]
-            value, at = piece if kind == 2 else int.from_bytes(piece, "little"), at + size
+            value = piece if kind == 2 else int.from_bytes(piece, "little")
         fields.setdefault(tag >> 3, []).append(value)
         if len(fields) > _MOST_FIELDS:
             raise ValueError("more fields than a protobuf message has")

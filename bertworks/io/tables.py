@@ -171,7 +171,12 @@ def split_rows(
             yield first, row
             first = size = 0
     except csv.Error as error:
-        raise _not_a_table(f"{name}:{first}", str(error)) from error
+        if "new-line character" in str(error):
+            what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
+        else:
+            what = "a quote mark is opened here and never closed" if "end of data" in str(error) else str(error)
+            hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
+        raise BertworksError(f"not a table: {what}", where=f"{name}:{first}", hint=hint) from error
 
 
 def column_names(first: Sequence[str], *, named: bool) -> list[str]:
@@ -201,15 +206,6 @@ def rejoin_broken_rows(
             yield number, cells
     if before:
         yield before
-
-
-def _not_a_table(where: str, problem: str) -> BertworksError:
-    if "new-line character" in problem:
-        what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
-    else:
-        what = "a quote mark is opened here and never closed" if "end of data" in problem else problem
-        hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
-    return BertworksError(f"not a table: {what}", where=where, hint=hint)
 
 
 def is_parquet(path: Path) -> bool:
@@ -282,10 +278,10 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     """
     if column in columns:
         return column
-    close = difflib.get_close_matches(column.lower(), [key.lower() for key in columns], 1)
-    meant = next((key for key in columns if [key.lower()] == close), None)
+    names = {key.lower(): key for key in reversed(columns)}
+    close = difflib.get_close_matches(column.lower(), names, 1)
     what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
-    hint = f"did you mean {option} {quoted(meant)}?" if meant else f"name one of them with {option}"
+    hint = f"did you mean {option} {quoted(names[close[0]])}?" if close else f"name one of them with {option}"
     raise UsageError(what, where=name, hint=hint)
 
 

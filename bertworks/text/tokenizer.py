@@ -143,11 +143,9 @@ class Tokenizer:
     @cached_property
     def template(self) -> Template:
         """The special tokens around one text and between two, as the post-processor puts them."""
-        for text in ("a", "1", "あ", ".", "é"):
-            first, second = self._run(self._plain.encode_batch, [text, text])
-            if first.ids:
-                break
-        else:
+        found = (self._run(self._plain.encode_batch, [text, text]) for text in ("a", "1", "あ", ".", "é"))
+        first, second = next((pair for pair in found if pair[0].ids), (None, None))
+        if first is None:
             raise BertworksError("the tokenizer has no token for a simple text, so its special tokens are not known")
         pair = self._library.post_process(first, second)
         ids = tuple(pair.ids)
