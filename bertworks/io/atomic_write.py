@@ -207,11 +207,9 @@ def write_npy(path: str | Path, blocks: Iterable["NDArray[Any]"]) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
         for block in blocks:
             rows += len(block)
-            shape = (rows, *block.shape[1:])
+            header = {"descr": block.dtype.str, "fortran_order": False, "shape": (rows, *block.shape[1:])}
             file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
-            npy.write_array_header_1_0(
-                file, {"descr": npy.dtype_to_descr(block.dtype), "fortran_order": False, "shape": shape}
-            )
+            npy.write_array_header_1_0(file, header)
             file.seek(0, os.SEEK_END)
             file.write(block.tobytes())
 

@@ -13,13 +13,11 @@ from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
 
-TEXT_NAMES = (
-    *("text", "content", "contents", "body", "article", "document", "doc", "passage", "paragraph", "paragraphs"),
-    *("sentence", "sentences", "raw_text", "raw_content", "plain_text", "maintext", "story", "abstract", "review"),
-    *("comment", "本文", "テキスト", "본문", "텍스트"),
+TEXT_NAMES = tuple(
+    "text content contents body article document doc passage paragraph paragraphs sentence sentences raw_text "
+    "raw_content plain_text maintext story abstract review comment 本文 テキスト 본문 텍스트".split()
 )
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
@@ -32,7 +30,7 @@ def parse_size(text: str, option: str) -> int:
         UsageError: it is not a positive number with one of the units k, m, g, t.
     """
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    size = int(float(match[1]) * 1024 ** " kmgt".find(match[2] or " ")) if match else 0
     if size <= 0:
         raise UsageError(f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
     return size

@@ -13,7 +13,6 @@ The file of a part is an .npz file, sealed with the sha256 of the text and of th
     counts     JSON: figures for the manifest
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
@@ -25,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.io.atomic_write import replacing, write_npy
-from bertworks.io.binary_files import is_sealed, sealing
+from bertworks.io.binary_files import is_sealed, json_sha256, sealing
 from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
@@ -110,8 +109,7 @@ class PartWriter:
         return sum(len(text) for _, text in pieces)
 
     def key(self, pieces: list[Piece]) -> str:
-        content = json.dumps([self._tokenizer.sha256, pieces], ensure_ascii=False)
-        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+        return json_sha256({"tokenizer": self._tokenizer.sha256, "pieces": pieces})
 
     def encode(self, pieces: list[Piece]) -> dict[str, Any]:
         """Split and encode the text of a part."""
