@@ -121,9 +121,8 @@ class CheckedArray(NDArrayOperatorsMixin):
         return len(self._array)
 
     def __getitem__(self, key: Any) -> Any:
-        start, end, step = key.indices(len(self)) if isinstance(key, slice) else (0, len(self), 1)
-        if step != 1:
-            start, end = 0, len(self)
+        is_range = isinstance(key, slice) and key.step in (None, 1)
+        start, end, _ = key.indices(len(self)) if is_range else (0, len(self), 1)
         self.file.check(self._offset + start * self._row_bytes, self._offset + end * self._row_bytes)
         return self._array[key]
 
@@ -171,7 +170,7 @@ def read_protobuf(data: bytes | memoryview) -> Protobuf:
     """The fields of a protobuf message. Those of a memoryview are views.
 
     Raises:
-        ValueError, IndexError: the data is damaged.
+        ValueError: the data is damaged.
     """
     fields: Protobuf = {}
     at = 0
@@ -195,15 +194,13 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """A number in groups of 7 bits, the lowest first, and the position after it.
 
     Raises:
-        ValueError, IndexError: the data is damaged.
+        ValueError: the data is damaged.
     """
     value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
+    for place, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 127) << 7 * place
         if byte < 128:
-            return value, at
+            return value, at + place + 1
     raise ValueError("a number that does not end")
 
 

@@ -252,14 +252,13 @@ def choose_column(
     """
     if column is not None:
         return find_column(list(columns), name, column, option)
-    listed = ", ".join(columns) or "none"
     lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
     by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
     if chosen := next((by_name[candidate] for candidate in TEXT_NAMES if candidate in by_name), None):
         return chosen
     longest = max(lengths, key=lambda key: lengths[key], default=None)
     if longest is None or lengths[longest] < _MIN_TEXT:
-        what = f"no column looks like text; the columns are: {listed}"
+        what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
         raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
     return longest
 

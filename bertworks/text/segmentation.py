@@ -59,9 +59,8 @@ def margin_of(lines: Sequence[str]) -> int | None:
             if not _ENDS_SENTENCE.search(line[-8:]):
                 through += 1
                 capital += following[:1].isupper()
-    if breaks < _MIN_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through:
-        return None
-    return margin
+    is_other = breaks < _MIN_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through
+    return None if is_other else margin
 
 
 def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "file"], str]:
@@ -149,10 +148,8 @@ def _is_one_word(first: str, hyphen: str, rest: str, words: Callable[[], set[str
 
     The form that occurs elsewhere in the text is the right one.
     """
-    if hyphen == "\u00ad":
-        return True
-    if rest[0].isupper():
-        return False
+    if hyphen == "\u00ad" or rest[0].isupper():
+        return hyphen == "\u00ad"
     rest = rest.lower()
     together, apart = first + rest in words(), f"{first}-{rest}" in words()
     if together != apart:

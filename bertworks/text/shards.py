@@ -297,14 +297,8 @@ def _damaged(path: Path, problem: str) -> BertworksError:
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be equal to resume a folder, or to find it finished."""
-    return {
-        "format": FORMAT,
-        "tokenizer": tokenizer.sha256,
-        "text_column": reader.text_column,
-        "documents": reader.documents,
-        "encoding": reader.encoding,
-        **reader.identity()._asdict(),
-    }
+    options = {name: getattr(reader, name) for name in ("text_column", "documents", "encoding")}
+    return {"format": FORMAT, "tokenizer": tokenizer.sha256, **options, **reader.identity()._asdict()}
 
 
 def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path) -> None:

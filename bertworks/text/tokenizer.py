@@ -345,10 +345,8 @@ class Tokenizer:
                 while end < len(text) and len(part) < most:
                     end = self._cut(text, 2 * end)
                     [part] = self._run(self._plain.encode_batch, [text[:end]])
-                others = 0
-                if end < len(text):
-                    others = sum(len(rest) - skipped for *_, skipped, rest in self._parts(fast, [text], end - 1))
-                yield part, others
+                others = self._parts(fast, [text], end - 1) if end < len(text) else ()
+                yield part, sum(len(other) - skipped for *_, skipped, other in others)
 
     def _parts(
         self, encode: Callable[..., list[Any]], texts: Sequence[str], begin: int = 0

@@ -230,11 +230,9 @@ def _from_vocabulary(
         lowercase = cased <= len(tokens) // 1000
         keeps_accents = lowercase and any(unicodedata.normalize("NFD", token) != token for token in tokens)
         normalizer |= {"lowercase": lowercase, "strip_accents": False if keeps_accents else None}
-        notes.append(
-            f"casing inferred from the vocabulary: {cased} of {len(tokens)} tokens have capitals, so text is "
-            + ("lower-cased" if lowercase else "left as it is")
-            + (", accents kept" if keeps_accents else "")
-        )
+        change = ("lower-cased" if lowercase else "left as it is") + ", accents kept" * keeps_accents
+        capitals = f"{cased} of {len(tokens)} tokens have capitals"
+        notes.append(f"casing inferred from the vocabulary: {capitals}, so text is {change}")
     model = pipeline.word_piece_model(tokens, special_tokens["unk_token"])
     return pipeline.bert_pipeline(model, special_tokens, **normalizer)
 

@@ -254,9 +254,8 @@ class WordStatistics:
         self.num_words, self.num_unique = 0, len(counts)
         limit = max(_MIN_WORDS, max_memory // _WORD_MEMORY)
         if self.num_unique > limit:
-            notes.append(
-                f"memory allows training on the {limit:,} most frequent of {self.num_unique:,} different words"
-            )
+            used = f"the {limit:,} most frequent of {self.num_unique:,} different words"
+            notes.append(f"memory allows training on {used}")
         for word, count in counts:
             if word == BAD:
                 notes.append(f"{count:,} words have bytes that are not text ({BAD}): they are not learned")
