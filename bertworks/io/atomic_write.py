@@ -77,11 +77,10 @@ def parse_json(
         raise BertworksError("too many parts for this file", where=str(path))
     try:
         return json.loads(content, object_pairs_hook=hook)
-    except json.JSONDecodeError as error:
-        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", hint=hint) from None
     except (RecursionError, ValueError) as error:
-        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
-        raise BertworksError(f"not valid JSON: {what}", where=str(path), hint=hint) from None
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        what = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))[:100]
+        raise BertworksError(f"not valid JSON: {what}", where=f"{path}{line}", hint=hint) from None
 
 
 @contextmanager
@@ -138,16 +137,13 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
         UsageError: the output folder contains an input, or lies inside an input folder that is in `corpora`.
     """
     target = output.resolve()
-    for name in inputs:
-        path = Path(name)
-        if not path.is_absolute():  # standard input, or the name of a model
-            continue
-        path = path.resolve()
-        if target in (path, *path.parents):
-            what, hint = f"the output folder contains an input: {name}", "-o ANOTHER-FOLDER"
-            raise UsageError(what, where=str(output), hint=hint)
-        if name in corpora and path.is_dir() and path in target.parents:
-            what = f"the output folder lies in the input folder {name}: the output would become part of the text"
+    for path in filter(Path.is_absolute, map(Path, inputs)):  # not standard input, or the name of a model
+        real = path.resolve()
+        if target in (real, *real.parents):
+            what = f"the output folder contains an input: {path}"
+            raise UsageError(what, where=str(output), hint="-o ANOTHER-FOLDER")
+        if path in map(Path, corpora) and real.is_dir() and real in target.parents:
+            what = f"the output folder lies in the input folder {path}: the output would become part of the text"
             raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
 
 
@@ -210,11 +206,9 @@ def write_npy(path: str | Path, blocks: Iterable["NDArray[Any]"]) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
         for block in blocks:
             rows += len(block)
-            shape = (rows, *block.shape[1:])
+            header = {"descr": block.dtype.str, "fortran_order": False, "shape": (rows, *block.shape[1:])}
             file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
-            npy.write_array_header_1_0(
-                file, {"descr": npy.dtype_to_descr(block.dtype), "fortran_order": False, "shape": shape}
-            )
+            npy.write_array_header_1_0(file, header)
             file.seek(0, os.SEEK_END)
             file.write(block.tobytes())
 
@@ -245,7 +239,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
         fsync(target.parent)
     except BaseException as error:
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
-            raise _disk_full(target) from error
+            disk = next(folder for folder in target.parents if folder.exists())
+            reason = f"{shutil.disk_usage(disk).free / 1e6:.1f} MB free, or a quota or limit is reached"
+            what = f"the disk is full ({reason}): this was not written; files saved before are unchanged"
+            hint = f"free space on the disk of {disk} or use another output folder, then run the same command again"
+            raise BertworksError(what, where=str(target), hint=hint) from error
         if isinstance(error, OSError) and (error.errno == errno.EIO or _concerns(error, target)):
             hint = "choose another path, or make this one writable"
             raise BertworksError(f"cannot be written: {error.strerror}", where=str(target), hint=hint) from error
@@ -309,17 +307,6 @@ def _concerns(error: OSError, target: Path) -> bool:
     """Whether an error is about the folder of the target, not about a file that the caller reads."""
     names = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     return any(name.parent == target.parent or name in target.parents for name in names)
-
-
-def _disk_full(target: Path) -> BertworksError:
-    existing = next(folder for folder in target.parents if folder.exists())
-    free = shutil.disk_usage(existing).free / 1e6
-    return BertworksError(
-        f"the disk is full ({free:.1f} MB free, or a quota or limit is reached): this was not written; files saved "
-        "before are unchanged",
-        where=str(target),
-        hint=f"free space on the disk of {existing} or use another output folder, then run the same command again",
-    )
 
 
 def fsync(path: Path) -> None:

@@ -24,6 +24,7 @@ from bertworks.io.atomic_write import replacing
 _T = TypeVar("_T")
 Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
 _MOST_FIELDS = 1000
+_FIXED_SIZES = {1: 8, 5: 4}  # bytes of a value, by its kind
 _BLOCK = 1 << 20  # bytes with one CRC-32
 SEAL = 32  # bytes that `sealing` appends
 
@@ -120,9 +121,8 @@ class CheckedArray(NDArrayOperatorsMixin):
         return len(self._array)
 
     def __getitem__(self, key: Any) -> Any:
-        start, end, step = key.indices(len(self)) if isinstance(key, slice) else (0, len(self), 1)
-        if step != 1:
-            start, end = 0, len(self)
+        is_range = isinstance(key, slice) and key.step in (None, 1)
+        start, end, _ = key.indices(len(self)) if is_range else (0, len(self), 1)
         self.file.check(self._offset + start * self._row_bytes, self._offset + end * self._row_bytes)
         return self._array[key]
 
@@ -170,24 +170,20 @@ def read_protobuf(data: bytes | memoryview) -> Protobuf:
     """The fields of a protobuf message. Those of a memoryview are views.
 
     Raises:
-        ValueError, IndexError: the data is damaged.
+        ValueError: the data is damaged.
     """
     fields: Protobuf = {}
     at = 0
     while at < len(data):
         tag, at = read_varint(data, at)
         kind = tag & 7
-        if kind == 0:
-            value: Any
-            value, at = read_varint(data, at)
-        else:
-            size = {1: 8, 5: 4}.get(kind, 0)
-            if kind == 2:
-                size, at = read_varint(data, at)
-            if (kind != 2 and not size) or at + size > len(data):
+        value: Any
+        value, at = read_varint(data, at) if kind in (0, 2) else (_FIXED_SIZES.get(kind, len(data)), at)
+        if kind != 0:
+            piece, at = data[at : at + value], at + value
+            if at > len(data):
                 raise ValueError("not a protobuf message")
-            piece = data[at : at + size]
-            value, at = piece if kind == 2 else int.from_bytes(piece, "little"), at + size
+            value = piece if kind == 2 else int.from_bytes(piece, "little")
         fields.setdefault(tag >> 3, []).append(value)
         if len(fields) > _MOST_FIELDS:
             raise ValueError("more fields than a protobuf message has")
@@ -198,15 +194,13 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """A number in groups of 7 bits, the lowest first, and the position after it.
 
     Raises:
-        ValueError, IndexError: the data is damaged.
+        ValueError: the data is damaged.
     """
     value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
+    for place, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 127) << 7 * place
         if byte < 128:
-            return value, at
+            return value, at + place + 1
     raise ValueError("a number that does not end")
 
 

@@ -13,13 +13,11 @@ from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
 
-TEXT_NAMES = (
-    *("text", "content", "contents", "body", "article", "document", "doc", "passage", "paragraph", "paragraphs"),
-    *("sentence", "sentences", "raw_text", "raw_content", "plain_text", "maintext", "story", "abstract", "review"),
-    *("comment", "本文", "テキスト", "본문", "텍스트"),
+TEXT_NAMES = tuple(
+    "text content contents body article document doc passage paragraph paragraphs sentence sentences raw_text "
+    "raw_content plain_text maintext story abstract review comment 本文 テキスト 본문 텍스트".split()
 )
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
@@ -32,7 +30,7 @@ def parse_size(text: str, option: str) -> int:
         UsageError: it is not a positive number with one of the units k, m, g, t.
     """
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    size = int(float(match[1]) * 1024 ** " kmgt".find(match[2] or " ")) if match else 0
     if size <= 0:
         raise UsageError(f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
     return size
@@ -171,7 +169,12 @@ def split_rows(
             yield first, row
             first = size = 0
     except csv.Error as error:
-        raise _not_a_table(f"{name}:{first}", str(error)) from error
+        if "new-line character" in str(error):
+            what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
+        else:
+            what = "a quote mark is opened here and never closed" if "end of data" in str(error) else str(error)
+            hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
+        raise BertworksError(f"not a table: {what}", where=f"{name}:{first}", hint=hint) from error
 
 
 def column_names(first: Sequence[str], *, named: bool) -> list[str]:
@@ -201,15 +204,6 @@ def rejoin_broken_rows(
             yield number, cells
     if before:
         yield before
-
-
-def _not_a_table(where: str, problem: str) -> BertworksError:
-    if "new-line character" in problem:
-        what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
-    else:
-        what = "a quote mark is opened here and never closed" if "end of data" in problem else problem
-        hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
-    return BertworksError(f"not a table: {what}", where=where, hint=hint)
 
 
 def is_parquet(path: Path) -> bool:
@@ -258,14 +252,13 @@ def choose_column(
     """
     if column is not None:
         return find_column(list(columns), name, column, option)
-    listed = ", ".join(columns) or "none"
     lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
     by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
     if chosen := next((by_name[candidate] for candidate in TEXT_NAMES if candidate in by_name), None):
         return chosen
     longest = max(lengths, key=lambda key: lengths[key], default=None)
     if longest is None or lengths[longest] < _MIN_TEXT:
-        what = f"no column looks like text; the columns are: {listed}"
+        what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
         raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
     return longest
 
@@ -282,10 +275,10 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     """
     if column in columns:
         return column
-    close = difflib.get_close_matches(column.lower(), [key.lower() for key in columns], 1)
-    meant = next((key for key in columns if [key.lower()] == close), None)
+    names = {key.lower(): key for key in reversed(columns)}
+    close = difflib.get_close_matches(column.lower(), names, 1)
     what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
-    hint = f"did you mean {option} {quoted(meant)}?" if meant else f"name one of them with {option}"
+    hint = f"did you mean {option} {quoted(names[close[0]])}?" if close else f"name one of them with {option}"
     raise UsageError(what, where=name, hint=hint)
 
 

@@ -237,9 +237,8 @@ def open_lines(
         UsageError: Python knows no such encoding.
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
-    with explain_os_errors("cannot be read", name, "make it readable, or leave it out"):
-        with path.open("rb") as file:
-            start = file.read(6)
+    with explain_os_errors("cannot be read", name, "make it readable, or leave it out"), path.open("rb") as file:
+        start = file.read(6)
         openers = (opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first))
         stream: Any = next(openers, partial(Path.open, mode="rb"))(path)
     with stream:

@@ -17,8 +17,8 @@ from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, 
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
 from bertworks.text.segmentation import cut_text, paragraphs
 
+_OTHER_LINE_ENDS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _SPECIAL = "a pipe or a device; name it as an input of its own"
-_OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 class Document(NamedTuple):
@@ -192,12 +192,9 @@ def _clean(text: str, source: str, report: CorpusReport) -> str:
     if "\0" in text:
         report.null_characters.add(source)
         text = text.replace("\0", "")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            report.bad_bytes.add(source)
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if any(end in text for end in _OTHER_LINE_ENDS) or "\r" in text:
-        text = "\n".join(stripped for line in text.splitlines() if (stripped := line.strip()))
-    return text.strip()
+    valid = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if valid != text:
+        report.bad_bytes.add(source)
+    if any(end in valid for end in _OTHER_LINE_ENDS):
+        return "\n".join(paragraphs(valid.splitlines(), None))
+    return valid.strip()

@@ -202,9 +202,7 @@ class FileReader:
         quoted = delimiter != "\t" or tables.quotes_matter(sample)
         rows = tables.split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
         rows = ((number, row) for number, row in rows if row)
-        first = next(rows, None)
-        if first is None:
-            return iter(())
+        first = next(rows, (0, []))
         named = tables.is_header(first[1])
         header = tables.column_names(first[1], named=named)
         rows = rows if named else itertools.chain([first], rows)

@@ -25,7 +25,7 @@ _TABLE_GAP = re.compile(r"\S(?: {3}|\t|\.{6}|(?: \.){4}|…{3})")
 _GAPS = ("   ", "\t", "......", ". . .", "………")  # parts of every such gap, which are faster to find
 _HYPHENS = ("-", "\u2010", "\u00ad")
 _WORD_BROKEN = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])$")
-_FIRST_LETTERS = re.compile(r"[^\W\d_]+")
+_LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
 
 _NARROWEST, _WIDEST = 30, 132  # columns of a plausible right margin
@@ -59,9 +59,8 @@ def margin_of(lines: Sequence[str]) -> int | None:
             if not _ENDS_SENTENCE.search(line[-8:]):
                 through += 1
                 capital += following[:1].isupper()
-    if breaks < _MIN_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through:
-        return None
-    return margin
+    is_other = breaks < _MIN_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through
+    return None if is_other else margin
 
 
 def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "file"], str]:
@@ -136,7 +135,7 @@ def _continues(line: str, following: str, margin: int) -> bool:
 def _join(line: str, following: str, words: Callable[[], set[str]]) -> tuple[str, str]:
     """Two lines of a paragraph as they are in it: without the end of the line, and without a hyphen of the page."""
     broken = _WORD_BROKEN.search(line[-40:]) if line.endswith(_HYPHENS) else None
-    if broken and (rest := _FIRST_LETTERS.match(following)):
+    if broken and (rest := _LETTERS.match(following)):
         is_one_word = _is_one_word(broken[1].lower(), broken[2], rest[0], words)
         return line[:-1] if is_one_word else line, following
     if line.endswith(("—", "--")) or _is_unspaced(line[-1]) or _is_unspaced(following[0]):
@@ -149,10 +148,8 @@ def _is_one_word(first: str, hyphen: str, rest: str, words: Callable[[], set[str
 
     The form that occurs elsewhere in the text is the right one.
     """
-    if hyphen == "\u00ad":
-        return True
-    if rest[0].isupper():
-        return False
+    if hyphen == "\u00ad" or rest[0].isupper():
+        return hyphen == "\u00ad"
     rest = rest.lower()
     together, apart = first + rest in words(), f"{first}-{rest}" in words()
     if together != apart:
@@ -197,7 +194,6 @@ _OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
 # no character is read twice. One class at the front is three times as fast as two.
 _STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*)\s*")
 _HALF_WIDTH = ".!?…।؟۔"
-_WORD = re.compile(r"[^\W\d_]+")
 _JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Ph\.D|Sc\.D|Ed\.D|Pharm\.D")
 _ENUMERATOR = re.compile(r"\d{1,3}|[IVXLC]{1,6}|[ivx]{1,5}|\d{1,3}(?:\.\d{1,3})+")
@@ -276,11 +272,8 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
     number_follows = following.isdecimal()
     if word in _TITLES or (number_follows and word in _BEFORE_NUMBERS):
         return True
-    if (
-        word in _ABBREVIATIONS
-        or (len(word) == 1 and word.lower() != word.upper())
-        or ("." in word and _ACRONYM.fullmatch(word))
-    ):
+    is_initial = len(word) == 1 and word.lower() != word.upper()
+    if word in _ABBREVIATIONS or is_initial or ("." in word and _ACRONYM.fullmatch(word)):
         return number_follows or _next_word(text, end) not in _STARTERS
     return word.isdecimal() and _next_word(text, end) in _GERMAN_ORDINALS
 
@@ -290,12 +283,8 @@ def _ends_without_space(text: str, stop: int, end: int) -> bool:
     before, after = text[stop - 1 : stop], text[end]
     if _is_hangul(before) and _is_hangul(after):
         return stop >= 2 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
-    return (
-        text[stop] in "!?"
-        and _is_unspaced_script(before)
-        and _is_unspaced_script(after)
-        and not _CONTINUATION.match(text, end)
-    )
+    is_unspaced = _is_unspaced_script(before) and _is_unspaced_script(after)
+    return is_unspaced and text[stop] in "!?" and not _CONTINUATION.match(text, end)
 
 
 def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
@@ -321,7 +310,7 @@ def _first_letter(text: str, position: int) -> str:
 
 def _next_word(text: str, position: int) -> str:
     """The first word from `position`, within 20 characters of the line."""
-    match = _WORD.search(text[position : position + 20].partition("\n")[0])
+    match = _LETTERS.search(text[position : position + 20].partition("\n")[0])
     return match[0] if match else ""
 
 

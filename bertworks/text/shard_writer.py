@@ -13,10 +13,10 @@ The file of a part is an .npz file, sealed with the sha256 of the text and of th
     counts     JSON: figures for the manifest
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.io.atomic_write import replacing, write_npy
-from bertworks.io.binary_files import is_sealed, sealing
+from bertworks.io.binary_files import is_sealed, json_sha256, sealing
 from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
@@ -92,9 +92,10 @@ class PartWriter:
     """
 
     def __init__(self, tokenizer_folder: str | Path, folder: str | Path):
-        self._tokenizer = Tokenizer.load(tokenizer_folder)
+        self._tokenizer = tokenizer = Tokenizer.load(tokenizer_folder)
         serialized = (Path(tokenizer_folder) / "tokenizer.json").read_text(encoding="utf-8")
-        self._cache = WordCache(serialized) if WordCache.is_exact(serialized) else None
+        is_exact = WordCache.is_exact(serialized)
+        self._encode = WordCache(serialized).encode if is_exact else lambda texts: flat_arrays(tokenizer.ids(texts))
         self._folder = Path(folder)
 
     def __call__(self, part: Part) -> int:
@@ -108,41 +109,34 @@ class PartWriter:
         return sum(len(text) for _, text in pieces)
 
     def key(self, pieces: list[Piece]) -> str:
-        content = json.dumps([self._tokenizer.sha256, pieces], ensure_ascii=False)
-        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+        return json_sha256({"tokenizer": self._tokenizer.sha256, "pieces": pieces})
 
     def encode(self, pieces: list[Piece]) -> dict[str, Any]:
         """Split and encode the text of a part."""
-        sentences: list[str] = []
-        fragments = [0]
-        for begins, text in pieces:
-            new = split_sentences(text)
-            sentences += new
-            if begins:
-                fragments.append(0)
-            fragments[-1] += len(new)
-        encode = self._cache.encode if self._cache else lambda texts: flat_arrays(self._tokenizer.ids(texts))
-        batches = [flat_arrays([]), *map(encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
+        split = [split_sentences(text) for _, text in pieces]
+        sentences = list(chain.from_iterable(split))
+        documents = np.cumsum([begins for begins, _ in pieces])  # the number of the document of each piece
+        batches = [flat_arrays([]), *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
         tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
         unknown = np.flatnonzero(tokens == self._tokenizer.unk_id)
         with_unknown = np.unique(np.searchsorted(np.cumsum(lengths), unknown, side="right"))[:_SAMPLED_SENTENCES]
         sample = self._tokenizer.unknown([sentences[row][:_SAMPLED_CHARACTERS] for row in with_unknown])
         unknown_words = Counter(word[:_WORD_CHARACTERS] for word in sample)
         # A sentence of control characters only has no tokens and is left out.
-        owners = np.repeat(np.arange(len(fragments)), fragments)[lengths > 0]
+        owners = np.repeat(documents, list(map(len, split)))[lengths > 0]
         counts = {
             "sentences": len(owners),
             "tokens": len(tokens),
             "characters": sum(len(text) for _, text in pieces),
             "unknown_tokens": len(unknown),
-            "empty_documents": len(fragments) - 1,  # less those with sentences, when parts are joined
+            "empty_documents": int(documents[-1]),  # less those with sentences, when parts are joined
             "empty_sentences": len(lengths) - len(owners),
             "unknown_words": _most_frequent(unknown_words, _UNKNOWN_WORDS),
         }
         return {
             "tokens": tokens.astype(token_dtype(self._tokenizer.vocab_size)),
             "lengths": lengths[lengths > 0].astype("<i4"),
-            "fragments": np.bincount(owners, minlength=len(fragments)).astype("<i4"),
+            "fragments": np.bincount(owners, minlength=documents[-1] + 1).astype("<i4"),
             "counts": np.array(json.dumps(counts)),
         }
 

@@ -75,11 +75,11 @@ class Manifest:
         """
         folder = str(path.parent)
         if not path.exists():
-            if (path.parent / "plan.json").exists():
-                hint = "type the `bertworks prepare` command again: it resumes"
-                raise BertworksError("these shards are not finished", where=folder, hint=hint)
+            what = "not a shards folder: it has no manifest.json"
             hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {quoted(folder)}"
-            raise BertworksError("not a shards folder: it has no manifest.json", where=folder, hint=hint)
+            if (path.parent / "plan.json").exists():
+                what, hint = "these shards are not finished", "type the `bertworks prepare` command again: it resumes"
+            raise BertworksError(what, where=folder, hint=hint)
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
             if content["format"] != FORMAT:
@@ -297,14 +297,8 @@ def _damaged(path: Path, problem: str) -> BertworksError:
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be equal to resume a folder, or to find it finished."""
-    return {
-        "format": FORMAT,
-        "tokenizer": tokenizer.sha256,
-        "text_column": reader.text_column,
-        "documents": reader.documents,
-        "encoding": reader.encoding,
-        **reader.identity()._asdict(),
-    }
+    options = {name: getattr(reader, name) for name in ("text_column", "documents", "encoding")}
+    return {"format": FORMAT, "tokenizer": tokenizer.sha256, **options, **reader.identity()._asdict()}
 
 
 def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path) -> None:

@@ -143,11 +143,9 @@ class Tokenizer:
     @cached_property
     def template(self) -> Template:
         """The special tokens around one text and between two, as the post-processor puts them."""
-        for text in ("a", "1", "あ", ".", "é"):
-            first, second = self._run(self._plain.encode_batch, [text, text])
-            if first.ids:
-                break
-        else:
+        found = (self._run(self._plain.encode_batch, [text, text]) for text in ("a", "1", "あ", ".", "é"))
+        first, second = next((pair for pair in found if pair[0].ids), (None, None))
+        if first is None:
             raise BertworksError("the tokenizer has no token for a simple text, so its special tokens are not known")
         pair = self._library.post_process(first, second)
         ids = tuple(pair.ids)
@@ -347,10 +345,8 @@ class Tokenizer:
                 while end < len(text) and len(part) < most:
                     end = self._cut(text, 2 * end)
                     [part] = self._run(self._plain.encode_batch, [text[:end]])
-                others = 0
-                if end < len(text):
-                    others = sum(len(rest) - skipped for *_, skipped, rest in self._parts(fast, [text], end - 1))
-                yield part, others
+                others = self._parts(fast, [text], end - 1) if end < len(text) else ()
+                yield part, sum(len(other) - skipped for *_, skipped, other in others)
 
     def _parts(
         self, encode: Callable[..., list[Any]], texts: Sequence[str], begin: int = 0

@@ -20,22 +20,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError, quoted
 from bertworks.io.atomic_write import parse_json, read_small
-from bertworks.text.tokenizer_pipeline import (
-    LONGEST_WORD,
-    NO_TEMPLATE,
-    NORMALIZER_SETTINGS,
-    SPECIAL_TOKENS,
-    bert_pipeline,
-    charsmap_growth,
-    guarded,
-    refuse_large_trie,
-    refuse_style,
-    require,
-    sentencepiece_pipeline,
-    spell_special_tokens,
-    template,
-    word_piece_model,
-)
+from bertworks.text import tokenizer_pipeline as pipeline
+from bertworks.text.tokenizer_pipeline import LONGEST_WORD, NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded, require
 
 DEFAULT_LENGTH = 512
 COPIED_FILES = ("vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "merges.txt")
@@ -90,7 +76,7 @@ def _read_model(path: Path, config: dict[str, Any], names: dict[str, str], notes
     style = _style_of(path.parent, config)
     if path.name == "vocab.json":
         return _from_merges(path, config, names, style)
-    return sentencepiece_pipeline(path, config, names, style)
+    return pipeline.sentencepiece_pipeline(path, config, names, style)
 
 
 def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str, Any]]:
@@ -119,7 +105,7 @@ def check_description(serialized: str) -> dict[str, Any]:
         return content  # the library refuses it, and names the line
     vocabulary: Any = model["vocab"]
     if isinstance(vocabulary, list):
-        refuse_large_trie(piece for piece, _ in vocabulary)
+        pipeline.refuse_large_trie(piece for piece, _ in vocabulary)
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
     claims = [(token["content"], token["id"]) for token in content.get("added_tokens") or ()]
     ids = dict(claims) | vocabulary
@@ -143,7 +129,7 @@ def check_description(serialized: str) -> dict[str, Any]:
             case {"type": "Prepend", "prepend": text}:
                 growth *= 1 + len(text)
             case {"type": "Precompiled", "precompiled_charsmap": table}:
-                growth *= charsmap_growth(base64.b64decode(table, validate=True))
+                growth *= pipeline.charsmap_growth(base64.b64decode(table, validate=True))
             case {"type": "FixedLength", "length": length}:
                 require(length >= 1, "words of length 0")
             case {"type": "BertProcessing" | "RobertaProcessing", "sep": sep, "cls": cls}:
@@ -244,12 +230,11 @@ def _from_vocabulary(
         lowercase = cased <= len(tokens) // 1000
         keeps_accents = lowercase and any(unicodedata.normalize("NFD", token) != token for token in tokens)
         normalizer |= {"lowercase": lowercase, "strip_accents": False if keeps_accents else None}
-        notes.append(
-            f"casing inferred from the vocabulary: {cased} of {len(tokens)} tokens have capitals, so text is "
-            + ("lower-cased" if lowercase else "left as it is")
-            + (", accents kept" if keeps_accents else "")
-        )
-    return bert_pipeline(word_piece_model(tokens, special_tokens["unk_token"]), special_tokens, **normalizer)
+        change = ("lower-cased" if lowercase else "left as it is") + ", accents kept" * keeps_accents
+        capitals = f"{cased} of {len(tokens)} tokens have capitals"
+        notes.append(f"casing inferred from the vocabulary: {capitals}, so text is {change}")
+    model = pipeline.word_piece_model(tokens, special_tokens["unk_token"])
+    return pipeline.bert_pipeline(model, special_tokens, **normalizer)
 
 
 def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool]:
@@ -302,12 +287,12 @@ def _style_of(folder: Path, config: dict[str, Any]) -> str:
 def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], style: str) -> tokenizers.Tokenizer:
     """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without."""
     if style and style not in _BYTE_LEVEL:
-        refuse_style(path, style)
+        pipeline.refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
     is_good = "Ġ" in ids and all(type(number) is int and not token.endswith("</w>") for token, number in ids.items())
     require(is_good, "not the vocabulary of a byte-level BPE", path, "use its tokenizer.json")
     require(sorted(ids.values()) == list(range(len(ids))), f"ids of the vocabulary are not 0..{len(ids) - 1}", path)
-    tokens = spell_special_tokens(names, ids)
+    tokens = pipeline.spell_special_tokens(names, ids)
     has_template = _BYTE_LEVEL.get(style, {"<s>", "</s>"} <= ids.keys())
     require(not has_template or {"cls_token", "sep_token"} <= tokens.keys(), "the vocabulary lacks <s> or </s>", path)
     path = path.with_name("merges.txt")
@@ -325,7 +310,7 @@ def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], styl
         cls, sep = ((tokens[name], ids[tokens[name]]) for name in ("cls_token", "sep_token"))
         library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
     else:
-        library.post_processor = template(library, NO_TEMPLATE, tokens)
+        library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, tokens)
     return library
 
 
@@ -344,7 +329,7 @@ def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str,
     for number, token in decoder.items():
         ids.setdefault(str(_content(token)), int(number[:10]))
         entries[str(_content(token))] = token
-    named = spell_special_tokens(names, ids)
+    named = pipeline.spell_special_tokens(names, ids)
     named |= {name: str(_content(settings.get(name))) for name in ("bos_token", "eos_token") if name in settings}
     for name, token in named.items():
         if token in ids:

@@ -240,8 +240,7 @@ def sentencepiece_pipeline(
     scheme = "always" if is_family or s.adds_space else "never"
     split = is_family or not any("▁" in piece[1:] for piece in ids)
     spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
-    white_space = pre_tokenizers.WhitespaceSplit()
-    library.pre_tokenizer = pre_tokenizers.Sequence([white_space, spaces]) if is_family else spaces
+    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), spaces]) if is_family else spaces
     library.post_processor = template(library, _STYLES[style], tokens)
     library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
     if s.byte_fallback:

@@ -206,8 +206,7 @@ def _train(
     if config.algorithm == "bpe":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     else:
-        marked = config.algorithm == "wordpiece"
-        alphabet = statistics.alphabet(config.character_coverage, config.size, marked=marked)
+        alphabet = statistics.alphabet(config.character_coverage, config.size, marked=config.algorithm == "wordpiece")
     if len(alphabet) > room:
         hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
         raise UsageError(f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)

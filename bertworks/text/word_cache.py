@@ -79,8 +79,6 @@ class WordCache:
     def _encode_new(self) -> None:
         """Encode the pieces that have a number, but no ids yet."""
         pieces = list(islice(reversed(self._numbers), len(self._numbers) - len(self._lengths)))[::-1]
-        if not pieces:
-            return
         groups = ["\n".join([*pieces[i : i + _GROUP], ""]) for i in range(0, len(pieces), _GROUP)]
         encodings = self._library.encode_batch_fast(groups, add_special_tokens=False)
         ids, _ = flat_arrays([encoding.ids for encoding in encodings])

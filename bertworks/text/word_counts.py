@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
@@ -54,15 +54,13 @@ class Splitter:
     lowercase_ascii: bool | None
 
     @cached_property
-    def _parts(self) -> tuple[Any, Any]:
-        library = tokenizers.Tokenizer.from_str(self.serialized)
-        return library.normalizer, library.pre_tokenizer
+    def _library(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(self.serialized)
 
     def words(self, chunk: str) -> list[str]:
         """The words of a text without spaces, or of any text."""
-        normalizer, pre_tokenizer = self._parts
-        normal = normalizer.normalize_str(SURROGATES.sub(BAD, chunk))
-        return [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
+        normal = self._library.normalizer.normalize_str(SURROGATES.sub(BAD, chunk))
+        return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
         """The number of each word in texts. Each different chunk between two spaces is split once."""
@@ -256,9 +254,8 @@ class WordStatistics:
         self.num_words, self.num_unique = 0, len(counts)
         limit = max(_MIN_WORDS, max_memory // _WORD_MEMORY)
         if self.num_unique > limit:
-            notes.append(
-                f"memory allows training on the {limit:,} most frequent of {self.num_unique:,} different words"
-            )
+            used = f"the {limit:,} most frequent of {self.num_unique:,} different words"
+            notes.append(f"memory allows training on {used}")
         for word, count in counts:
             if word == BAD:
                 notes.append(f"{count:,} words have bytes that are not text ({BAD}): they are not learned")
