@@ -109,7 +109,7 @@ def squad(
     """
     if (predictions is None) == (model is None):
         raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
-    answers: Path | dict[str, str] | None = predictions
+    answers: Path | dict[str, str] = predictions or {}
     if model is not None:
         if output is not None:
             refuse_unwritable(output)
@@ -117,7 +117,6 @@ def squad(
         answers = {identity: answer["answer"] for identity, answer in bw.answer_questions(data, model)}
         if output is not None:
             write_json(output, answers)
-    assert answers is not None
     result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
     ids = {"questions without an answer": result["missing_ids"], "answers without a question": result["unknown_ids"]}
     figures = (
