@@ -114,7 +114,9 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
         elif isinstance(value, tuple) and value and isinstance(value[0], dict):
             tables += [(f"[[{name}{key}]]", item) for item in value]
         else:
-            yield f"{key} = {_toml(value)}"
+            # Values are written as in JSON, but for infinity and the escape of DEL.
+            text = repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+            yield f"{key} = {text}".replace("\x7f", "\\u007f")
     for header, inner in tables:
         yield from ("", header)
         yield from _table_lines(inner, header.strip("[]") + ".")
@@ -226,8 +228,3 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
     except (ValueError, UsageError) as error:  # what the dataclass itself refuses
         what, remedy = (error.what, error.hint) if isinstance(error, UsageError) else (str(error), None)
         raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), hint=remedy) from error
-
-
-def _toml(value: Any) -> str:
-    """Values are written as in JSON, but for infinity and the escape of DEL."""
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -44,10 +44,9 @@ def listed(given: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
     Raises:
         UsageError: it is one `what`, or nothing of the kind. hint: what to type.
     """
-    if isinstance(given, (str, bytes)):
-        raise UsageError(f"expected a list of {what}s, not one {what}", hint=hint)
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise UsageError(f"expected a list of {what}s, not {given!r:.60}", hint=hint)
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        found = f"one {what}" if isinstance(given, str | bytes) else f"{given!r:.60}"
+        raise UsageError(f"expected a list of {what}s, not {found}", hint=hint)
     return list(given)
 
 

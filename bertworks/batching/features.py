@@ -32,9 +32,8 @@ def sliding_windows(count: int, room: int, step: int) -> list[Window]:
     """Windows of at most `room` tokens that begin `step` apart, over `count` tokens. A token that stands in several
     belongs to the one in which the smaller of its two contexts is largest, the longer window where that is equal, then
     the earlier one (google-research/bert `run_squad.py`, `_check_is_max_context`)."""
-    starts = [0]
-    while starts[-1] + room < count:
-        starts.append(starts[-1] + min(step, room))
+    step = min(step, room)
+    starts = range(0, max(0, count - room) + step, step)
     ends = [min(start + room, count) for start in starts]
     best, owner = np.full(count, -1.0), np.zeros(count, np.int64)
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):

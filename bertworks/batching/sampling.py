@@ -120,21 +120,20 @@ class Sampler(ABC):
         self.plan: Plan = np.zeros((0, self.columns), np.int64)
 
     def plan_blocks(self, documents: Ids) -> Iterator[Plan]:
-        """A plan of some documents, int64 [D'], in arrays of BLOCK rows; the last one may be empty. The same arguments
-        give the same plan on every machine.
+        """A plan of some documents, int64 [D'], in arrays of BLOCK rows. The same arguments give the same plan on
+        every machine.
 
         Raises:
             BertworksError: the plan has no rows.
         """
         numbers = chain.from_iterable(self._plan_rows(documents))
         size = BLOCK * self.columns
-        is_first, is_last = True, False
-        while not is_last:
-            block = np.fromiter(islice(numbers, size), np.int64)
-            if is_first and not len(block):
-                raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
-            is_first, is_last = False, len(block) < size
+        block = np.fromiter(islice(numbers, size), np.int64)
+        if not len(block):
+            raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
+        while len(block):
             yield block.reshape(-1, self.columns)
+            block = np.fromiter(islice(numbers, size), np.int64)
 
     def make_plan(self, documents: Ids) -> Plan:
         """The same plan in memory, of a small corpus."""

@@ -32,9 +32,9 @@ def _values(kind: Any, tokens: Sequence[Token]) -> Any:
     return values if getattr(kind, "__origin__", kind) is list else values[0]
 
 
-def at_least(minimum: float, name: Sequence[str] = (), **options: Any) -> Parameter:
-    """A number with a minimum."""
-    return Parameter(name or None, validator=Number(gte=minimum), **options)
+def at_least(minimum: float, name: Sequence[str] = (), most: float | None = None, **options: Any) -> Parameter:
+    """A number with a minimum, and perhaps a maximum."""
+    return Parameter(name or None, validator=Number(gte=minimum, lte=most), **options)
 
 
 stdin_or = partial(Parameter, converter=_values)  # text, files or a file, where "-" means standard input or output
@@ -142,14 +142,6 @@ def emit(data: Any) -> None:
     out(json.dumps(data, ensure_ascii=False, default=str))
 
 
-def show(result: Any, text: str, as_json: bool) -> None:
-    """Print a result: as JSON, or as text."""
-    if as_json:
-        emit(result)
-    else:
-        out(text)
-
-
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with the option --json, which prints what it returns: events, or a `Result`; or what it yields: each
     `Result`. A command that has the option itself is unchanged."""
@@ -160,11 +152,9 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def shown(*words: Any, as_json: bool = False, **options: Any) -> None:
         result = command(*words, **options)
-        if isinstance(result, tuple):
-            show(result[0], result[1], as_json)
-        elif inspect.isgeneratorfunction(command):
-            for value, text in result:
-                show(value, text, as_json)
+        if isinstance(result, tuple) or inspect.isgeneratorfunction(command):
+            for value, text in [result] if isinstance(result, tuple) else result:
+                emit(value) if as_json else out(text)
         else:
             show_events(result, as_json=as_json)
 

@@ -1,6 +1,6 @@
 """The commands `evaluate ...`: metrics of models and of predictions on held-out data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,8 +56,7 @@ def task(
     threshold: float | None = None,
     read: console.Read = ReadOptions(),
     precision: console.InferencePrecision = "auto",
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Metrics of a fine-tuned model on labelled rows, overall and per label.
 
     Args:
@@ -71,20 +70,18 @@ def task(
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
     result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
     console.say("\n".join(result["notes"]))
-    if as_json:
-        console.emit(result)
-        return
-    console.out(f"{result['rows']:,} rows: {format_metrics(result['figures'])}")
-    if result["rows_without_text"]:
-        console.say(f"rows without text, left out: {result['rows_without_text']:,}")
+    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'])}"]
     if exact := result.get("figures_fp32"):
-        console.out(f"in fp32: {format_metrics(exact)}")
+        lines.append(f"in fp32: {format_metrics(exact)}")
 
     def shown(row: dict[str, float]) -> str:
         return "  ".join(f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in row.items())
 
     if result["table"]:
-        console.out(console.table((name, shown(row)) for name, row in result["table"].items()))
+        lines.append(console.table((name, shown(row)) for name, row in result["table"].items()))
+    yield result, "\n".join(lines)
+    if result["rows_without_text"]:
+        console.say(f"rows without text, left out: {result['rows_without_text']:,}")
     if result["frequent"]:
         console.say(f"{result['mistakes']:,} errors: {result['frequent']}")
     if errors is not None:
@@ -99,8 +96,7 @@ def squad(
     output: Annotated[Path | None, console.output_file()] = None,
     no_answer_probabilities: Path | None = None,
     unit: Literal["auto", "word", "character"] = "auto",
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Official SQuAD metrics, in percent, of answers in a file or of a model.
 
     Args:
@@ -113,7 +109,7 @@ def squad(
     """
     if (predictions is None) == (model is None):
         raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
-    answers: Path | dict[str, str] | None = predictions
+    answers: Path | dict[str, str] = predictions or {}
     if model is not None:
         if output is not None:
             refuse_unwritable(output)
@@ -121,14 +117,13 @@ def squad(
         answers = {identity: answer["answer"] for identity, answer in bw.answer_questions(data, model)}
         if output is not None:
             write_json(output, answers)
-    assert answers is not None
     result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
-    if as_json:
-        console.emit(result)
-        return
-    missing, unknown = result.pop("missing_ids"), result.pop("unknown_ids")
-    console.out(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
-    for what, identities in (("questions without an answer", missing), ("answers without a question", unknown)):
+    ids = {"questions without an answer": result["missing_ids"], "answers without a question": result["unknown_ids"]}
+    figures = (
+        (name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items() if v not in ids.values()
+    )
+    yield result, console.table(figures)
+    for what, identities in ids.items():
         if identities:
             more = ", ..." if len(identities) > 5 else ""
             console.say(f"{len(identities):,} {what}: {', '.join(identities[:5])}{more}")

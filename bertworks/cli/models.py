@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 import bertworks as bw
 from bertworks.cli import console
@@ -19,7 +18,7 @@ def serve(
     /,
     *,
     host: str = "127.0.0.1",
-    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8080,
+    port: Annotated[int, console.at_least(0, most=65535)] = 8080,
     index: Path | None = None,
     api_key: str | None = None,
     max_batch_tokens: Annotated[int, console.at_least(1)] = 4096,

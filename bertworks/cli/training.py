@@ -1,7 +1,8 @@
 """Training commands: `vocab`, `prepare` and `pretrain` for raw text; `check`, `finetune` and `predict` for labels."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
+from bertworks.datasets.values import names_of
 from bertworks.events import Event
 from bertworks.io.tables import ReadOptions, parse_size
 
@@ -107,38 +109,44 @@ def pretrain(
 DataOrFolder = Annotated[
     str, Parameter(help=f"A file ({console.INPUT_FORMATS}), or a folder with a train and a dev file.")
 ]
-Dev = Annotated[str | None, Parameter(help="Dev data. Unset: a random 10 % of the rows is held out.")]
-Task = Annotated[  # as in `datasets.schema`, which is not imported for help
-    Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"] | None,
-    Parameter(help="The task. Unset: inferred from the columns and printed."),
-]
-Group = Annotated[str | None, Parameter(help="Rows with the same value in this column stay on one side of the split.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What labelled data means.
+
+    Args:
+        dev: Dev data. Unset: a random 10 % of the rows is held out.
+        task: The task. Unset: inferred from the columns and printed.
+        group: Rows with the same value in this column stay on one side of the split.
+    """
+
+    dev: str | None = None
+    # as in `datasets.schema`, which is not imported for help
+    task: Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"] | None = None
+    text: console.TextColumns = None
+    label: console.LabelColumns = None
+    group: str | None = None
+
+
+Meanings = Annotated[Meaning, Parameter("*")]
 
 
 def check(
     data: DataOrFolder,
     /,
     *,
-    dev: Dev = None,
     model: console.Model = "minilm",
-    task: Task = None,
-    text: console.TextColumns = None,
-    label: console.LabelColumns = None,
-    group: Group = None,
+    meaning: Meanings = Meaning(),
     read: console.Read = ReadOptions(),
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
-    options: dict[str, Any] = {"dev": dev, "model": model, "task": task, "group": group, "read": read}
-    report = bw.check_file(data, text=text or [], label=label, **options)
+    report = bw.check_file(data, model=model, read=read, **vars(meaning))
     console.say("\n".join(report.examples))
-    console.show(report.as_dict(), str(report), as_json)
-    if as_json:
-        return
-    typed = [(name, value) for name, value in options.items() if value not in (None, "minilm", read)]
-    typed += [*(("text", column) for column in text or []), *(("label", column) for column in label or [])]
-    words = [data, *(word for name, value in typed for word in (f"--{name}", str(value))), *read.words]
-    console.say(f"next: bertworks finetune {shlex.join(words)} -o MODEL-FOLDER")
+    yield report.as_dict(), str(report)
+    given = {"model": None if model == "minilm" else model, **vars(meaning)}
+    words = [word for name, value in given.items() for one in names_of(value) for word in (f"--{name}", one)]
+    console.say(f"next: bertworks finetune {shlex.join([data, *words, *read.words])} -o MODEL-FOLDER")
 
 
 def finetune(
@@ -147,11 +155,7 @@ def finetune(
     *,
     output: console.Output,
     model: console.Model = "minilm",
-    dev: Dev = None,
-    task: Task = None,
-    text: console.TextColumns = None,
-    label: console.LabelColumns = None,
-    group: Group = None,
+    meaning: Meanings = Meaning(),
     recipe: str = "stable",
     settings: console.Settings = None,
     metric: str | None = None,
@@ -180,9 +184,8 @@ def finetune(
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
     """  # fmt: skip
     request = bw.make_finetune_request(
-        data, model=model, dev=dev, recipe=recipe, overrides=settings or [], task=task, text=text or [],
-        label=label, group=group, metric=metric, read=read, seed=seed, new_head=reset_head,
-        precision=None if precision == "auto" else precision,
+        data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
+        new_head=reset_head, precision=None if precision == "auto" else precision, **vars(meaning),
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:

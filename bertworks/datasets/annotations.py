@@ -372,19 +372,18 @@ def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
 # --- character spans --------------------------------------------------------------------------------------------------
 
 
-def span_column(records: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field of JSON objects with lists of character spans; None if there is none, or if all lists are empty."""
-    for record in records:
+def span_column(sample: Sequence[Mapping[str, Any]], records: Iterable[Mapping[str, Any]]) -> str | None:
+    """The field of JSON objects with lists of character spans; None if there is none, or if all lists are empty.
+
+    sample: the first of the records. The others show it if a field with the name of a span column is an empty list.
+    """
+    is_open = any(record.get(key) == [] for record in sample for key in _SPAN_COLUMNS)
+    for record in chain(sample, records if is_open else ()):
         for key, value in sorted(record.items(), key=lambda item: item[0] not in _SPAN_COLUMNS):
             known = key in _SPAN_COLUMNS or record.keys() & _EXPORTED
             if known and isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
                 return key
     return None
-
-
-def may_hold_spans(records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a field with the name of a span column is an empty list: later rows show whether it holds spans."""
-    return any(record.get(key) == [] for record in records for key in _SPAN_COLUMNS)
 
 
 def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class RowReader:
         kind: the kind of file.
         columns: the names of the values; of JSON lines those of the first rows. written_columns: the same as the file
             names them.
-        named: whether the first row names the columns; None: not inferred.
+        header_note: whether the first row names the columns, in words; "" where that was not inferred.
 
     Raises:
         BertworksError: the file is not of any known kind. While iterating also: a row with too few or too many cells,
@@ -83,7 +83,7 @@ class RowReader:
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
         self.options, self._counts = options, defaultdict[str, IssueCounter](IssueCounter)
-        self.named: bool | None = None
+        self.header_note = ""
         self._known = known
         self._largest = options.row_bytes
         self._state = self._file_state()
@@ -140,11 +140,6 @@ class RowReader:
             rows = list(group)
             written = {key: [values.get(key) for _, values in rows] for key in self.columns}
             yield Row(written | {column: name}, f"{self.name}:{rows[0][0]}", written)
-
-    @property
-    def header_note(self) -> str:
-        """Whether the first row is a header, in words; "" where that was not inferred."""
-        return "" if self.named is None else f"header: {'yes' if self.named else 'no'}"
 
     @property
     def notes(self) -> list[str]:
@@ -231,7 +226,7 @@ class RowReader:
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
             if self.options.header is None and delimiter != "\t" and not has_header(sample, delimiter):
-                self.named = False
+                self.header_note = "header: no"
                 return "table", ["text"], lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
@@ -239,7 +234,8 @@ class RowReader:
         first, *others = [row for _, row in first_rows(self._split(delimiter, quoted)) if row]
         named = self.options.header
         if named is None:
-            self.named = named = names_columns(first, others, self._known)
+            named = names_columns(first, others, self._known)
+            self.header_note = f"header: {'yes' if named else 'no'}"
         if named is None:
             what, hint = f"does the first row name the columns? {first!r:.120}", "--header if so, else --no-header"
             raise UsageError(what, where=f"{self.name}:1", hint=hint)
@@ -288,18 +284,15 @@ class RowReader:
             return "squad", [*annotations.SQUAD_FIELDS], self._whole_rows
         rows = self._whole_rows if whole else self._line_rows
         sample = [values for _, values in first_rows(rows())]
-        self._spans = annotations.span_column(sample)
-        if self._spans is None and annotations.may_hold_spans(sample):
-            self._spans = annotations.span_column(values for _, values in rows())
+        self._spans = annotations.span_column(sample, (values for _, values in rows()))
         if sample and not any(sample):
             raise BertworksError("the rows have no fields", where=self.name, hint=f"write rows like {_SPANS}")
         names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         return "json" if self._spans is None else "spans", names, rows
 
     def _line_rows(self) -> _Rows:
-        for number, line in self._lines():
-            if line.strip():
-                yield number, self._checked(parse_json(line, self.name, number), number, line)
+        lines = ((number, line) for number, line in self._lines() if line.strip())
+        return ((number, self._checked(parse_json(line, self.name, number), number, line)) for number, line in lines)
 
     def _whole_rows(self) -> _Rows:
         whole = self._whole_json()

@@ -68,11 +68,11 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> int:
     Raises:
         BertworksError: the file cannot be written. Then no file is left behind.
     """
-    remaining, count = iter(lines), 0
+    count = 0
     with _open_output(path) as stream:
-        while batch := list(itertools.islice(remaining, _BATCH_ROWS)):
-            stream.write("".join(f"{line}\n" for line in batch).encode("utf-8", "backslashreplace"))
-            count += len(batch)
+        for line in lines:
+            stream.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+            count += 1
         stream.flush()
     return count
 

@@ -146,9 +146,8 @@ class Application:
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        for batcher in (*self._lanes.values(), *self._batchers.values()):
-            batcher.threads.shutdown(wait=False)
-        for threads in self._writers.values():
+        batchers = (*self._lanes.values(), *self._batchers.values())
+        for threads in (*self._writers.values(), *(batcher.threads for batcher in batchers)):
             threads.shutdown(wait=False)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
