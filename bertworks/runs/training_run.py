@@ -172,11 +172,8 @@ class TrainingRun:
             raise UsageError(what, where=str(self.folder), hint=hint)
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
-                what, hint = (
-                    f"the checkpoint does not fit the recipe: {name}",
-                    "use another output folder, or --overwrite",
-                )
-                raise BertworksError(what, where=str(checkpoint.path), hint=hint)
+                what = f"the checkpoint does not fit the recipe: {name}"
+                raise BertworksError(what, where=str(checkpoint.path), hint="use another output folder, or --overwrite")
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         text = f"resuming after step {self.step:,} of {self.num_steps:,}"
