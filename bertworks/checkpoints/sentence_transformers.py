@@ -115,7 +115,8 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     )
     unwritten = []
     for path, content in contents.items():
-        if names := sorted(name for name, value in content.items() if not _is_written(name, value)):
+        others = content.keys() - _WRITTEN - ({"include_prompt"} if content.get("include_prompt") is True else set())
+        if names := sorted(name for name in others if not name.startswith("pooling_mode")):
             unwritten.append(f"{path.relative_to(folder).as_posix()}: {', '.join(names)}")
     return SentenceTransformer(inner, settings, tuple(unwritten))
 
@@ -139,10 +140,6 @@ def module_files(folder: str | Path) -> list[str]:
 def _require(holds: bool, what: str, path: Path, hint: str | None = None) -> None:
     if not holds:
         raise BertworksError(what, where=str(path), hint=hint)
-
-
-def _is_written(name: str, value: object) -> bool:
-    return name in _WRITTEN or name.startswith("pooling_mode") or (name == "include_prompt" and value is True)
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:

@@ -9,7 +9,7 @@
 
 import math
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -349,20 +349,20 @@ def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:
 
 
 def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, Any]:
-    by_paradigm: dict[tuple[str, str], list[bool]] = defaultdict(list)
     terms = {pair["UID"]: str(pair.get("linguistics_term") or "") for pair in pairs}
-    for pair, outcome in zip(pairs, outcomes, strict=True):
-        by_paradigm[terms[pair["UID"]], pair["UID"]].append(outcome)
-    paradigms: dict[str, dict[str, Any]] = {}
+    counts = Counter(pair["UID"] for pair in pairs)
+    right = Counter(pair["UID"] for pair, outcome in zip(pairs, outcomes, strict=True) if outcome)
+    paradigms: dict[str, dict[str, Any]] = {
+        uid: {"accuracy": right[uid] / count, "pairs": count, "phenomenon": terms[uid]}
+        for uid, count in sorted(counts.items(), key=lambda one: (terms[one[0]], one[0]))
+    }
     phenomena: dict[str, list[float]] = defaultdict(list)
-    for (phenomenon, uid), results in sorted(by_paradigm.items()):
-        accuracy = sum(results) / len(results)
-        paradigms[uid] = {"accuracy": accuracy, "pairs": len(results), "phenomenon": phenomenon}
-        phenomena[phenomenon].append(accuracy)
+    for paradigm in paradigms.values():
+        phenomena[paradigm["phenomenon"]].append(paradigm["accuracy"])
     return {
         "pairs": len(pairs),
-        "mean": sum(paradigm["accuracy"] for paradigm in paradigms.values()) / len(paradigms),
-        "phenomena": {name: sum(values) / len(values) for name, values in phenomena.items()},
+        "mean": float(np.mean([paradigm["accuracy"] for paradigm in paradigms.values()])),
+        "phenomena": {name: float(np.mean(values)) for name, values in phenomena.items()},
         "paradigms": paradigms,
     }
 

@@ -26,7 +26,7 @@ from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed, quoted
 from bertworks.events import Event
-from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
+from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
 from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
@@ -210,30 +210,23 @@ def _network(
         output = "last_hidden_state", source.config.hidden_size
         return source.session(option, gives=output), "fp32"
     encoder = source.network(Encoder, "encoder", prefix="encoder.")
-    ready, precision = prepare_for_inference(encoder, option)
+    ready, precision = prepared_encoder(encoder, option)
     return with_fp16_weights(encoder, ready) if (option, precision) == ("auto", "fp32") else ready, precision
 
 
-def embed(
-    model: str | Path,
-    texts: Iterable[str],
-    *,
-    pooling: Pooling | None = None,
-    normalize: bool | None = None,
-    device: str = "auto",
-    precision: PrecisionOption = "auto",
-) -> Vectors:
+def embed(model: str | Path, texts: Iterable[str], **options: Any) -> Vectors:
     """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads the model only once.
 
     Args:
-        model, pooling, normalize, precision: see `Embedder`.
+        model: see `Embedder`.
+        options: those of `Embedder`: pooling, normalize, max_length, device, precision.
 
     Raises:
         UsageError: not a list.
         BertworksError: no such model.
     """
     texts = listed(texts, "embed(model, [text])[0]")  # before the model is loaded
-    return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
+    return Embedder(model, **options).embed(texts)
 
 
 def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:

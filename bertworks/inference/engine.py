@@ -2,7 +2,7 @@
 
 - `LazyModel`: the networks of a model folder, over one copy of its weights
 - `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our networks
-- `prepare_for_inference`: an encoder in a precision
+- `prepared_encoder`: an encoder in a precision
 - `compute_logits`, `compute_vectors`, `log_probabilities`: results in the order of the examples
 """
 
@@ -233,7 +233,7 @@ def open_model(model: str | Path | LazyModel, device: str) -> LazyModel:
     return model if isinstance(model, LazyModel) else LazyModel(model, device)
 
 
-def prepare_for_inference(
+def prepared_encoder(
     encoder: Encoder, option: PrecisionOption
 ) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
     """The encoder, converted to its fastest form in a precision; and the precision that "auto" selects: bf16 where the
@@ -253,7 +253,7 @@ def prepare_for_inference(
 
 
 def precision_for(network: nn.Module, option: PrecisionOption) -> InferencePrecision:
-    """The precision that an option selects for a network. Raises as `prepare_for_inference`."""
+    """The precision that an option selects for a network. Raises as `prepared_encoder`."""
     if option not in get_args(PrecisionOption):
         raise UsageError(f"the precision {option!r} is not known", hint=f"use {', '.join(get_args(PrecisionOption))}")
     device = next(network.parameters()).device

@@ -180,7 +180,7 @@ _Sentence = tuple[str, Ids, list[Example]]  # its tokens, and a copy for each of
 
 
 def score(
-    model: str | Path,
+    model: str | Path | LazyModel,
     sentences: Iterable[str],
     *,
     within_word: bool = False,
@@ -193,24 +193,14 @@ def score(
     maximum, each token is predicted from the window around it.
 
     Args:
+        model: a folder or a name; or an open model, which stays on its device.
         within_word: with each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r, Kauf
             and Ivanova 2023).
 
     Raises:
         BertworksError: no such model, one without a masked LM head, or an empty sentence.
     """
-    yield from scores_of(*load_masked_lm(model, device), sentences, within_word=within_word, precision=precision)
-
-
-def scores_of(
-    network: PretrainingModel,
-    tokenizer: Tokenizer,
-    sentences: Iterable[str],
-    *,
-    within_word: bool = False,
-    precision: Precision = "fp32",
-) -> Iterator[Score]:
-    """`score` with a loaded model."""
+    network, tokenizer = load_masked_lm(model, device)
     longest = network.encoder.config.max_position_embeddings
     encoded = _encoded(sentences, tokenizer, longest, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):

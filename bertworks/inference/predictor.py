@@ -18,14 +18,7 @@ from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
-from bertworks.inference.engine import (
-    LazyModel,
-    OnnxModel,
-    compute_logits,
-    open_model,
-    precision_for,
-    prepare_for_inference,
-)
+from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.encoder import Encoder
@@ -229,7 +222,7 @@ def _prepare(
         if option == "int8":
             raise UsageError("a model of the recipe `feature_based` has no int8", hint="leave --precision out")
         return network, precision_for(network, option)
-    encoder, precision = prepare_for_inference(network.encoder, option)
+    encoder, precision = prepared_encoder(network.encoder, option)
     network.encoder = cast(Encoder, encoder)
     return network, precision
 

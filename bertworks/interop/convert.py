@@ -17,7 +17,7 @@ from bertworks.checkpoints.model_card import render_card, render_code
 from bertworks.checkpoints.model_folder import TASK_FILE, Model, ModelFolder, TaskConfig, save_model, task_settings
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
-from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpoint
+from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
@@ -68,24 +68,16 @@ def convert(source: str | Path, output: str | Path) -> Iterator[Event]:
     yield from _write(name, Path(output), _read_folder(resolve_model(source)))
 
 
-def import_checkpoint(
-    checkpoint: str | Path,
-    output: str | Path,
-    *,
-    config: Path | None = None,
-    vocabulary: Path | None = None,
-    lowercase: bool | None = None,
-    gelu: Gelu = "tanh",
-    leave_out: Collection[str] = (),
-) -> Iterator[Event]:
+def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any) -> Iterator[Event]:
     """`convert` for a TensorFlow checkpoint of Google's, without TensorFlow.
 
     Args:
         checkpoint: bert_model.ckpt, one of its files, or the folder that holds it.
-        config, vocabulary: None: bert_config.json and vocab.txt next to it.
-        lowercase: None: inferred from the names of checkpoint and folder, else from the vocabulary.
-        gelu: the meaning of "gelu": the tanh approximation in Google's code, or the exact function.
-        leave_out: names or patterns (`*`) of variables to leave out.
+        options: how the checkpoint is read.
+            config, vocabulary: files; not given: bert_config.json and vocab.txt next to it.
+            lowercase: not given: inferred from the names of checkpoint and folder, else from the vocabulary.
+            gelu: the meaning of "gelu": "tanh", the approximation in Google's code (usual), or "exact".
+            leave_out: names or patterns (`*`) of variables to leave out.
 
     Raises:
         BertworksError, UsageError: as `convert`.
@@ -95,9 +87,7 @@ def import_checkpoint(
         hint = "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert"
         raise BertworksError("no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint)
     refuse_not_empty(Path(output))
-    model, notes = load_checkpoint(
-        prefix, config=config, vocabulary=vocabulary, lowercase=lowercase, gelu=gelu, leave_out=leave_out
-    )
+    model, notes = load_checkpoint(prefix, **options)
     yield from _write(prefix.name, Path(output), _with_head(model, notes))
 
 

@@ -1,11 +1,11 @@
 """A model as an ONNX file for other programs: traced, compared with the model and timed before it appears."""
 
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from timeit import Timer
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -131,7 +131,8 @@ def _export(
         results["cost"] = cost = _cost(source.logits, theirs.logits, batches)
         yield Event("note", f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
                     f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
-    rounds = [[_seconds(answer, batches) for answer in (source.logits, theirs.logits)] for _ in range(_ROUNDS)]
+    timers = [Timer(partial(_compute, answer, batches)) for answer in (source.logits, theirs.logits)]
+    rounds = [[timer.timeit(1) for timer in timers] for _ in range(_ROUNDS)]
     before, took = map(min, zip(*rounds))
     results |= {"seconds": took, "seconds_ours": before}
     count = sum(batch.layout.num_sequences for batch in batches)
@@ -198,7 +199,6 @@ def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
     return list(token_budget_batches(units, BATCH_TOKENS))
 
 
-@torch.no_grad()
 def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
     """The largest difference on eight shapes.
 
@@ -230,7 +230,6 @@ def _quantize(path: Path, network: ExportedNetwork) -> None:
     small.replace(path)
 
 
-@torch.no_grad()
 def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, float]:
     """Differences of the outputs, and the standard deviation of ours."""
     expected = torch.cat([ours(batch).flatten() for batch in batches])
@@ -238,13 +237,9 @@ def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, f
     return {"largest": float(off.max()), "mean": float(off.mean()), "deviation": float(expected.std())}
 
 
-@torch.no_grad()
-def _seconds(answer: Logits, batches: Sequence[Batch]) -> float:
-    """How long the answers to all batches take."""
-    start = time.perf_counter()
+def _compute(answer: Logits, batches: Sequence[Batch]) -> None:
     for batch in batches:
         answer(batch)
-    return time.perf_counter() - start
 
 
 def _card(source: _Source, exported: OnnxModel, results: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from bertworks.inference.decoding import Answer
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import Explanation, explain
-from bertworks.inference.masked_lm import Filler, Filling, Score, scores_of
+from bertworks.inference.masked_lm import Filler, Filling, Score, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from bertworks.training.device import Precision, PrecisionOption
@@ -92,8 +92,7 @@ class LoadedModel:
             BertworksError: an empty sentence; the model has no masked LM head.
         """
         sentences = self._check("score", sentences)
-        network = self._filler().model
-        return list(scores_of(network, self.tokenizer, sentences, within_word=within_word, precision=self._precision))
+        return list(score(self._opened, sentences, within_word=within_word, precision=self._precision))
 
     def predict(self, texts: Iterable[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.

@@ -66,25 +66,18 @@ class Index(Documents):
         self._model, self._device = model, device
 
     @classmethod
-    def create(
-        cls,
-        folder: str | Path,
-        model: str | Path,
-        *,
-        pooling: Pooling | None = None,
-        max_length: int | None = None,
-        device: str = "auto",
-    ) -> Self:
+    def create(cls, folder: str | Path, model: str | Path, *, device: str = "auto", **settings: Any) -> Self:
         """An index without documents.
 
         Args:
-            model, pooling, max_length: see `Embedder`.
+            model: see `Embedder`.
+            settings: those of `Embedder`: pooling, normalize, max_length, precision.
 
         Raises:
             UsageError: the folder is not empty.
         """
         refuse_documents(Path(folder))  # before the model is read
-        embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
+        embedder = Embedder(model, device=device, **settings)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
         manifest = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
         create_index(Path(folder), manifest)

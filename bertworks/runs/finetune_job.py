@@ -181,7 +181,7 @@ class FinetuneJob:
         self.head: TaskConfig | None = None
         if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
-            check_same_task(self.head, d.task, d.labels, request.model, lstm_units=d.lstm_units)
+            check_same_task(self.head, d, request.model)
         self.recipe = recipe = resolve_recipe(recipe, len(self.groups), c)
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
         self.precision = cast(Precision, recipe.precision)

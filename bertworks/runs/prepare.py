@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bertworks.errors import UsageError, quoted
 from bertworks.events import Event
@@ -61,15 +61,10 @@ def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
     refuse_nested(output, [*folders, *map(str, reader.files)], folders)
 
 
-def make_vocabulary(
-    reader: CorpusReader,
-    output: Path,
-    config: VocabularyConfig,
-    *,
-    max_memory: int = 1 << 30,
-    workers: int | None = None,
-) -> Iterator[Event]:
+def make_vocabulary(reader: CorpusReader, output: Path, config: VocabularyConfig, **options: Any) -> Iterator[Event]:
     """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures.
+
+    options: max_memory, workers: see `train_vocabulary`.
 
     Raises:
         UsageError: the folder holds other files than a tokenizer, or is within the corpus.
@@ -83,7 +78,7 @@ def make_vocabulary(
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
         texts = (document.text for document in reader)
-        return train_vocabulary(texts, config, max_memory=max_memory, workers=workers, progress=report_progress)
+        return train_vocabulary(texts, config, progress=report_progress, **options)
 
     tokenizer, report = yield from in_background("vocabulary", work)
     with replacing_folder(output) as temporary:
@@ -92,15 +87,10 @@ def make_vocabulary(
     yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **asdict(report)})
 
 
-def make_shards(
-    reader: CorpusReader,
-    output: Path,
-    tokenizer: Tokenizer,
-    *,
-    workers: int | None = None,
-    overwrite: bool = False,
-) -> Iterator[Event]:
+def make_shards(reader: CorpusReader, output: Path, tokenizer: Tokenizer, **options: Any) -> Iterator[Event]:
     """Shards from raw text, and the corpus report. The "done" event has the counts.
+
+    options: workers, overwrite: see `write_shards`.
 
     Raises:
         UsageError: the folder is within the corpus.
@@ -109,7 +99,7 @@ def make_shards(
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, CorpusStatistics | None]:
         progress = partial(report_progress, "characters")
-        shards = write_shards(reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress)
+        shards = write_shards(reader, tokenizer, output, progress=progress, **options)
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
         report = corpus_report(shards, tokenizer)

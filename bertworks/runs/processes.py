@@ -116,7 +116,9 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
         with terminable():
             yield processes
     except RuntimeError as error:
-        if processes.count == 1 or not _is_lost(error):
+        # Only NCCL has an exception for a process that does not answer; gloo has texts.
+        is_lost = isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
+        if processes.count == 1 or not is_lost:
             raise
         what = "another process of this training ended; its own message says why"
         hint = "run the same command again: it resumes from the last checkpoint"
@@ -124,8 +126,3 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
     finally:
         if processes.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _is_lost(error: RuntimeError) -> bool:
-    """Whether the error means that a process does not answer. Only NCCL has an exception for it; gloo has texts."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)

@@ -191,12 +191,9 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     for number in range(1, 1 + len(texts)):
         if columns.count(columns[number]) > 1:
             columns[number] += " (text)"
-    rows = ([m.where, *m.texts, m.gold, m.predicted, *map(_rounded, (m.score, *m.figures.values()))] for m in wrong)
+    figures = ([f if f is None else round(f, 4) for f in (m.score, *m.figures.values())] for m in wrong)
+    rows = ([m.where, *m.texts, m.gold, m.predicted, *others] for m, others in zip(wrong, figures, strict=True))
     write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
-
-
-def _rounded(figure: float | None) -> float | None:
-    return None if figure is None else round(figure, 4)
 
 
 MAX_LABELS = 50  # of a table

@@ -130,10 +130,6 @@ class Metrics(NamedTuple):
         lines = [line for line, step, _, is_evaluation in read_metrics(self.path) if step <= last[is_evaluation]]
         write_text(self.path, "".join(f"{line}\n" for line in lines))
 
-    def last_step(self) -> int:
-        """The last recorded step, or 0."""
-        return max((step for _, step, _, _ in read_metrics(self.path)), default=0)
-
 
 def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]]:
     """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation. They end before the

@@ -25,7 +25,7 @@ from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown
-from bertworks.runs.run_folder import Metrics, finite, training_figures
+from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
@@ -53,7 +53,7 @@ class TrainingRun:
         if checkpoint:
             with meta_device_init():
                 self.model: TrainableModel = job.blank().to_empty(device=device)
-        elif last := self.metrics.last_step():
+        elif last := max((step for _, step, _, _ in read_metrics(self.metrics.path)), default=0):
             what = f"the run was at step {last:,}, but its checkpoints are missing"
             hint = "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
             raise BertworksError(what, where=str(folder / "checkpoints"), hint=hint)
@@ -172,11 +172,8 @@ class TrainingRun:
             raise UsageError(what, where=str(self.folder), hint=hint)
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
-                what, hint = (
-                    f"the checkpoint does not fit the recipe: {name}",
-                    "use another output folder, or --overwrite",
-                )
-                raise BertworksError(what, where=str(checkpoint.path), hint=hint)
+                what = f"the checkpoint does not fit the recipe: {name}"
+                raise BertworksError(what, where=str(checkpoint.path), hint="use another output folder, or --overwrite")
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         text = f"resuming after step {self.step:,} of {self.num_steps:,}"

@@ -12,7 +12,6 @@ from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
-from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
@@ -56,17 +55,12 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
 
 
 def run_trials(
-    output: str | Path,
-    trials: Sequence[Trial],
-    *,
-    device: str = "auto",
-    overwrite: bool = False,
-    data: LabelledData | None = None,
+    output: str | Path, trials: Sequence[Trial], *, overwrite: bool = False, **options: Any
 ) -> Iterator[Event]:
     """Runs all trials, each in its own folder inside `output`. Afterwards `output` holds the model that is best on dev,
     and trials.json with all results. If interrupted, the same call resumes.
 
-    data: the data of the request, if it is read already.
+    options: those of `finetune_events`: device; data of the request, if it is read already.
 
     Raises:
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
@@ -83,7 +77,7 @@ def run_trials(
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
         folder = output / trial.folder
-        for event in finetune_events(folder, trial.request, device=device, overwrite=overwrite, data=data):
+        for event in finetune_events(folder, trial.request, overwrite=overwrite, **options):
             if event.kind == "plan" and not exists:  # the request is checked by then
                 create_run_folder(output, request)
                 exists = True
