@@ -214,19 +214,26 @@ def _network(
     return with_fp16_weights(encoder, ready) if (option, precision) == ("auto", "fp32") else ready, precision
 
 
-def embed(model: str | Path, texts: Iterable[str], **options: Any) -> Vectors:
+def embed(
+    model: str | Path,
+    texts: Iterable[str],
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
+) -> Vectors:
     """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads the model only once.
 
     Args:
-        model: see `Embedder`.
-        options: those of `Embedder`: pooling, normalize, max_length, device, precision.
+        model, pooling, normalize, precision: see `Embedder`.
 
     Raises:
         UsageError: not a list.
         BertworksError: no such model.
     """
     texts = listed(texts, "embed(model, [text])[0]")  # before the model is loaded
-    return Embedder(model, **options).embed(texts)
+    return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 
 def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:

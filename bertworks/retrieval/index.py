@@ -66,18 +66,25 @@ class Index(Documents):
         self._model, self._device = model, device
 
     @classmethod
-    def create(cls, folder: str | Path, model: str | Path, *, device: str = "auto", **settings: Any) -> Self:
+    def create(
+        cls,
+        folder: str | Path,
+        model: str | Path,
+        *,
+        pooling: Pooling | None = None,
+        max_length: int | None = None,
+        device: str = "auto",
+    ) -> Self:
         """An index without documents.
 
         Args:
-            model: see `Embedder`.
-            settings: those of `Embedder`: pooling, normalize, max_length, precision.
+            model, pooling, max_length: see `Embedder`.
 
         Raises:
             UsageError: the folder is not empty.
         """
         refuse_documents(Path(folder))  # before the model is read
-        embedder = Embedder(model, device=device, **settings)
+        embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
         manifest = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
         create_index(Path(folder), manifest)
