@@ -9,7 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import eq
 from typing import Any
+
+import numpy as np
 
 from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import TaskConfig
@@ -19,6 +22,7 @@ from bertworks.errors import UsageError
 from bertworks.inference.decoding import Answer
 from bertworks.metrics import classification, squad
 from bertworks.metrics.classification import Span, tag_spans
+from bertworks.metrics.intervals import Array, RowSums
 
 METRICS: Mapping[TaskType, tuple[str, ...]] = {  # of each task; the first one selects the best checkpoint
     "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"), "regression": ("spearman", "pearson"),
@@ -124,6 +128,77 @@ def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> 
 def _answer_rules(items: Sequence[Item]) -> tuple[squad.SquadVersion, squad.F1Unit]:
     """The version of the official script, 2.0 if a question has no answer, and the unit of F1."""
     return "1.1" if all(item.label for item in items) else "2.0", squad.f1_unit_of([item.texts[1] for item in items])
+
+
+def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> RowSums:
+    """A metric of METRICS as sums over rows, for its interval. The ranks of `spearman` are those in all rows.
+
+    Raises:
+        UsageError: the task has no such metric.
+    """
+    metric_of(d.task, metric, d.labels, d.bare_types)
+    if d.task == "regression":
+        from scipy.stats import rankdata
+
+        numbers = np.array([(item.label, answer["value"]) for item, answer in zip(items, answers)], np.float64)
+        x, y = (rankdata(numbers, axis=0) if metric == "spearman" else numbers).T
+        return RowSums(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1), _correlation)
+    if d.task == "qa":
+        version, unit = _answer_rules(items)
+        golds = [[text for _, text in item.label or ()] for item in items]
+        scored = [squad.score_answer(gold, a["answer"], version=version, unit=unit) for gold, a in zip(golds, answers)]
+        return _mean([getattr(score, metric) for score in scored])
+    pairs = span_pairs(d, items, answers)
+    if metric == "accuracy" and d.task == "tagging":
+        right, words = zip(*((sum(map(eq, i.label, a["tags"])), len(i.label)) for i, a in zip(items, answers)))
+        return RowSums(np.stack([right, words], 1).astype(np.float64), lambda sums: sums[:, 0] / sums[:, 1])
+    if metric == "accuracy":
+        return _mean([set(gold) == set(given) for gold, given in pairs])
+    names = sorted({kind for spans in chain(*pairs) for _, _, kind in spans})
+    counts = np.zeros((len(pairs), 3, len(names)))  # right, predicted, gold: of each row and label
+    for row, (gold, given) in zip(counts, pairs):
+        for number, found in enumerate((set(gold) & set(given), set(given), set(gold))):
+            for _, _, kind in found:
+                row[number, names.index(kind)] += 1
+    if metric == "f1" and d.task == "classification":
+        counts = counts[:, :, [n for n, name in enumerate(names) if name == d.labels[1]]]
+    width = counts.shape[2]
+    return RowSums(counts.reshape(len(pairs), -1), lambda sums: _COUNT_METRICS[metric](sums.reshape(-1, 3, width)))
+
+
+def _mean(values: Sequence[float]) -> RowSums:
+    rows = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
+    return RowSums(rows, lambda sums: sums[:, 0] / sums[:, 1])
+
+
+def _ratio(above: Array, below: Array) -> Array:
+    return np.divide(above, below, out=np.zeros(np.broadcast(above, below).shape), where=below != 0)
+
+
+def _correlation(sums: Array) -> Array:
+    n, x, y, xx, yy, xy = sums.T
+    return _ratio(n * xy - x * y, np.sqrt(np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y)))
+
+
+def _macro_f1(counts: Array) -> Array:
+    right, predicted, gold = counts.swapaxes(0, 1)
+    return _ratio(_ratio(2 * right, predicted + gold).sum(1), (predicted + gold > 0).sum(1))
+
+
+def _matthews(counts: Array) -> Array:
+    """Gorodkin 2004, for any number of labels."""
+    right, predicted, gold = counts.swapaxes(0, 1)
+    rows = gold.sum(1)
+    spread = [rows * rows - (side * side).sum(1) for side in (predicted, gold)]
+    return _ratio(right.sum(1) * rows - (predicted * gold).sum(1), np.sqrt(spread[0] * spread[1]))
+
+
+_COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {  # counts: [samples, 3, labels]
+    "macro_f1": _macro_f1, "matthews_correlation": _matthews,
+    "precision": lambda counts: _ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
+    "recall": lambda counts: _ratio(counts[:, 0].sum(1), counts[:, 2].sum(1)),
+    **dict.fromkeys(("f1", "micro_f1"), lambda c: _ratio(2 * c[:, 0].sum(1), c[:, 1:].sum((1, 2)))),
+}  # fmt: skip
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
