@@ -43,6 +43,8 @@ ALSO = {  # what single modules may import
     "interop.onnx_export": "onnx onnxruntime",
     "interop.push": "huggingface_hub",
     "metrics.classification": "scipy sklearn",
+    "runs.task_metrics": "numpy scipy torch",
+    "training.linear_head": "numpy sklearn torch",
     "retrieval.store": "faiss",
     "serve.application": "msgspec prometheus_client starlette uvicorn",
     "serve.metrics": "prometheus_client",

@@ -88,6 +88,7 @@ class Featurizer:
     max_question: tokens of a question; its end is cut off.
     document_context: sentences to be tagged are read with as much of their document around them as fits (Devlin et al.
         2019, section 5.3: "the maximal document context provided by the data").
+    apart: the texts of a pair are sequences of their own.
     """
 
     tokenizer: Tokenizer
@@ -97,6 +98,7 @@ class Featurizer:
     stride: int = 128
     max_question: int = 64
     document_context: bool = False
+    apart: bool = False
 
     def __call__(self, items: Iterable[Item]) -> Iterator[Features]:
         readers = {"tagging": self._tagging, "spans": self._spans, "qa": self._questions}
@@ -129,7 +131,7 @@ class Featurizer:
         """The tokens of a sequence, and what the network learns from them if the item has a label."""
         item, unit = features.item, features.unit
         answered = (one for one in unit if self.task == "qa" and one.target.labels.any())
-        shown = unit if self.task == "choice" else [next(answered, unit[0])]
+        shown = unit if self.apart or self.task == "choice" else [next(answered, unit[0])]
         text = " | ".join(self._sequence(one, item.label is not None) for one in shown)
         text += "" if item.label is None else self._learned(shown)
         text += f"  ({features.num_truncated} tokens cut off)" * (features.num_truncated > 0)
@@ -162,11 +164,13 @@ class Featurizer:
     # --- one prediction for a sequence
 
     def _sequences(self, items: list[Item]) -> Iterator[Features]:
-        """The text or the pair as a sequence; or the prompt with each choice."""
+        """The text or the pair as a sequence; or the prompt with each choice; or each text of a pair."""
         tokens = self._tokens(chain.from_iterable(item.texts for item in items))
         for item in items:
             texts = list(islice(tokens, len(item.texts)))
             sequences = [[texts[0], choice] for choice in texts[1:]] if self.task == "choice" else [texts]
+            if self.apart:
+                sequences = [[text] for text in texts]
             unit, cut_off = [], 0
             for number, segments in enumerate(sequences):
                 room = self.max_length - self.tokenizer.template.num_special(len(segments))
@@ -174,7 +178,8 @@ class Featurizer:
                 kept = truncated_lengths(first, second, room)
                 parts = [ids[:n] for (ids, _), n in zip(segments, kept)]
                 sequence = add_special_tokens(parts, self.tokenizer.template)
-                unit.append(_example(sequence, [0], self._label(item, number)))
+                predicts = not self.apart or number == 0  # one prediction for both texts
+                unit.append(_example(sequence, [0][:predicts], self._label(item, number)[:predicts]))
                 cut_off += first + second - sum(kept)
             yield Features(item, unit, cut_off)
 
@@ -267,9 +272,13 @@ class Featurizer:
             yield Features(item, unit, count - len(question), np.concatenate(places), np.concatenate(own), offsets)
 
 
+_TOGETHER = ("choice", "classification", "multilabel", "regression")
+
+
 def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
-    """What is learned from an item: choices belong together, windows do not; one that asks nothing is left out."""
-    return [encoded.unit] if task == "choice" else [[one] for one in encoded.unit if len(one.target.positions)]
+    """What is learned from an item: choices and the texts of a pair belong together, windows do not; a window that
+    predicts nothing is left out."""
+    return [encoded.unit] if task in _TOGETHER else [[one] for one in encoded.unit if len(one.target.positions)]
 
 
 def _example(sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]) -> Example:

@@ -32,6 +32,7 @@ from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.task_heads import SentenceVectors
 
 TASK_FILE, FORMAT = "task.json", 1
 MAX_LABELS = 100_000
@@ -53,6 +54,7 @@ class TaskConfig(Settings):
     text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
     threshold: see `inference.decoding`.
+    vectors: what of a sequence is classified, see `training.task_heads`.
     bare_types: see `Schema`.
     """
 
@@ -71,7 +73,13 @@ class TaskConfig(Settings):
     document: str | None = None
     lstm_units: SizeOrZero = 0
     threshold: float | None = None
+    vectors: SentenceVectors = "pooler"
     bare_types: bool = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether transformers has no such network."""
+        return bool(self.lstm_units) or self.vectors != "pooler"
 
     @property
     def tag_scheme(self) -> TagScheme | None:
@@ -110,7 +118,7 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
 def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, Any]:
     """The settings of the head in config.json; its own model_type if transformers has no such network."""
     task = description.task
-    own = {"architectures": [_OWN_CLASS], "model_type": OWN_TYPE} if description.lstm_units else {}
+    own = {"architectures": [_OWN_CLASS], "model_type": OWN_TYPE} if description.is_own else {}
     labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
     return {
         "architectures": [FAMILIES[family].tasks[task]],

@@ -139,12 +139,15 @@ def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: Fi
         case "classification" | "tagging" | "spans":
             is_balanced, outputs = recipe is not None and recipe.class_weights == "balanced", len(d.labels)
             weights, pooled = balanced_weights(units, outputs) if is_balanced else (), d.task == "classification"
-            return task_heads.Classification(outputs=outputs, pooled=pooled, weights=weights, smoothing=smoothing)
+            return task_heads.Classification(
+                outputs=outputs, pooled=pooled, vectors=d.vectors, weights=weights, smoothing=smoothing
+            )
         case "multilabel":
-            return task_heads.MultiLabel(outputs=len(d.labels))
+            return task_heads.MultiLabel(outputs=len(d.labels), vectors=d.vectors)
         case "regression":
             targets = [float(example.target.labels[0]) for unit in units for example in unit] or [0.0, 1.0]
-            return task_heads.Regression(mean=float(np.mean(targets)), deviation=float(np.std(targets)) or 1.0)
+            mean, deviation = float(np.mean(targets)), float(np.std(targets)) or 1.0
+            return task_heads.Regression(mean=mean, deviation=deviation, vectors=d.vectors)
         case "qa":
             return task_heads.SpanExtraction()
         case "choice":
@@ -160,4 +163,5 @@ def balanced_weights(units: Sequence[ExampleGroup], count: int) -> tuple[float, 
 
 def make_featurizer(d: TaskConfig, tokenizer: Tokenizer) -> Featurizer:
     """The featurizer of a task."""
-    return Featurizer(tokenizer, d.task, d.labels, d.max_length, d.stride, d.max_question, d.document_context)
+    settings = d.task, d.labels, d.max_length, d.stride, d.max_question, d.document_context
+    return Featurizer(tokenizer, *settings, apart=d.vectors in ("pair", "cosine"))

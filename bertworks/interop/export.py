@@ -165,6 +165,9 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     name = Path(model).resolve().name
     if not encoder_only and components & {"classifier", "span"}:
         predictor = Predictor(source, precision="fp32")
+        if predictor.description.vectors in ("pair", "cosine"):
+            what = "this model compares the vectors of two texts: programs for exported models read one at a time"
+            raise BertworksError(what, where=str(source), hint="export only the hidden states: --encoder")
         network = predictor.network
         assert network is not None
         return _Source(name, source, network, predictor)

@@ -146,7 +146,7 @@ class _Traced(torch.nn.Module):
             return tuple(part.view(sizes) for part in found.unbind(-1))
         if isinstance(task, MultipleChoice):
             return found.view(sizes[:-1])
-        return found if pooler is not None else found.view(*sizes, -1)
+        return found if task is not None and task.pooled else found.view(*sizes, -1)
 
 
 class _PaddedLayout:
@@ -165,6 +165,10 @@ class _PaddedLayout:
 
     def directed(self, direction: str) -> "_PaddedLayout":
         return self
+
+    def mean(self, x: Tensor) -> Tensor:
+        weights = self.present.to(x.dtype)
+        return (self.pad(x) * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
     def pad(self, x: Tensor) -> Tensor:
         return x.view(self.num_sequences, self.max_seqlen, *x.shape[1:])

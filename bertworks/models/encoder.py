@@ -293,7 +293,7 @@ def pool(states: Sequence[Tensor], layout: Layout, pooling: Pooling) -> Tensor:
         return states[-1].index_select(0, layout.first).float()
     layers = states[1:][-_LAST_LAYERS:] if pooling == "last-four" else states[-1:]
     x = layers[0].float() if len(layers) == 1 else torch.stack([state.float() for state in layers]).mean(0)
-    return torch.segment_reduce(x, "max" if pooling == "max" else "mean", offsets=layout.cu_seqlens.long())
+    return torch.segment_reduce(x, "max", offsets=layout.cu_seqlens.long()) if pooling == "max" else layout.mean(x)
 
 
 def num_lstm_parameters(input_size: int, units: int) -> int:

@@ -131,6 +131,10 @@ class Layout:
             mask = torch.cat([self.memory.present[:, None, None].expand(shape), mask], -1)
         return mask
 
+    def mean(self, x: Tensor) -> Tensor:
+        """float32 [B, ...]: the mean over the tokens of each sequence. x: [T, ...]."""
+        return torch.segment_reduce(x.float(), "mean", offsets=self.cu_seqlens.long())
+
     @cached_property
     def equal_lengths(self) -> list[tuple[int, int, int]]:
         """Neighbours of one length, as rectangles: first token, number of sequences, their length. Asks the device."""

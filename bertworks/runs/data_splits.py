@@ -6,10 +6,11 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 from numpy.random import Generator
 
@@ -24,8 +25,13 @@ from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe
+from bertworks.training.task_heads import SentenceVectors
 
 Fold = tuple[int, int]  # its number from 0, and of how many
+Validation = Literal["auto", "split", "folds"]
+Method = Literal["auto", "full", "frozen", "cosine"]
+FEW_ROWS = 2000  # fewer are too few to set some aside: scores come from cross-validation, the model from all rows
+PARTS, EVALUATED = 3, 2  # of the rows in a cross-validation, and those that are predicted by a model of the others
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
@@ -38,12 +44,24 @@ _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to so
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Training and dev items. notes: what was inferred and which rows were left out, in words."""
+    """Training and dev items.
+
+    notes: what was inferred and which rows were left out, in words.
+    parts: the numbers of the training rows in each part of a cross-validation; (): there is none.
+    is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
+    """
 
     schema: Schema
     train: list[Item]
     dev: list[Item]
     notes: list[str] = field(default_factory=list)
+    parts: tuple[list[int], ...] = ()
+    is_validated: bool = False
+
+    def fold(self, number: int) -> "LabelledData":
+        """The data of a fold: one part is dev, the others are train."""
+        train, dev = _of_fold(self.train, self.parts[number])
+        return replace(self, train=train, dev=dev, parts=(), is_validated=False)
 
 
 def read_data(
@@ -56,13 +74,16 @@ def read_data(
     group: str | None = None,
     read: ReadOptions = ReadOptions(),
     fold: Fold | None = None,
+    validation: Validation = "auto",
     whole_documents: bool = False,
 ) -> LabelledData:
     """Reads a file, or a folder with a train and a dev file.
 
     Args:
-        dev: the dev file; None: that of the folder, or else a random tenth of the rows (at most MAX_DEV_ROWS), with the
-            same fraction of every label. The split does not depend on the seed of the run.
+        dev: the dev file; None: that of the folder, or else see `validation`.
+        validation: without a dev file: "split": a random tenth of the rows is dev (at most MAX_DEV_ROWS), with the same
+            fraction of every label. "folds": all rows are train, and dev has those that are predicted by models of the
+            others. "auto": folds for less than FEW_ROWS rows. Neither depends on the seed of the run.
         group: a column; rows with the same value stay on one side of the split. Questions about the same context
             always do.
         fold: number and count: this one of `count` parts is the dev data.
@@ -83,12 +104,15 @@ def read_data(
     notes += reader.notes
     if schema.task == "tagging":
         schema = _with_scheme(schema, all_items, notes)
+    by_document, by_parts = group is not None or whole_documents, False
     if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
         part = f", {dev_reader.options.split}" if dev_reader.options.split else ""
         notes += [f"evaluated on {dev_reader.name}{part}: {len(held_out):,} rows", *dev_reader.notes]
+    elif by_parts := fold is None and _wants_parts(validation, all_items):
+        train, held_out = all_items, list[Item]()
     else:
-        groups = _groups(all_items, schema, by_document=group is not None or whole_documents)
+        groups = _groups(all_items, schema, by_document=by_document)
         train, held_out = divide(all_items, schema, groups, fold, str(path))
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
         how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
@@ -101,10 +125,29 @@ def read_data(
         wrong = list(filter(misplaced, train))
         train = [item for item in train if not misplaced(item)]
         notes += _count_note(wrong, "answers are not at their position in the context, and are left out of train")
-    if not train or not held_out:
+    parts: tuple[list[int], ...] = ()
+    if fold is None and _wants_parts(validation, train):
+        groups = _groups(train, schema, by_document=by_document)
+        strata = _strata(train, schema, groups, keyed_rng("folds", 0))
+        parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
+        if by_parts:
+            held_out = [train[n] for part in parts[:EVALUATED] for n in part]
+            how = f"{len(held_out):,} of the {len(train):,} rows, by models of the other rows ({PARTS} folds)"
+            notes += [f"evaluated on {how}", *_document_notes(*_of_fold(train, parts[0]), schema)]
+    if not train or not held_out or not all(parts):
         what = f"{len(all_items)} rows are too few to train and to evaluate"
         raise BertworksError(what, where=str(path), hint="--dev FILE")
-    return LabelledData(schema, train, held_out, notes)
+    return LabelledData(schema, train, held_out, notes, parts, by_parts)
+
+
+def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
+    return validation == "folds" or (validation == "auto" and len(rows) < FEW_ROWS)
+
+
+def _of_fold(rows: Sequence[Item], part: Collection[int]) -> tuple[list[Item], list[Item]]:
+    """The rows outside and inside a part."""
+    held_out = set(part)
+    return [item for n, item in enumerate(rows) if n not in held_out], [rows[n] for n in part]
 
 
 def _open(path: Path, dev: Path | None, read: ReadOptions, *, is_fold: bool) -> tuple[RowReader, RowReader | None]:
@@ -161,14 +204,40 @@ def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
     return files["train"][0], dev or next(iter(files["dev"]), None)
 
 
-def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
+def methods_of(schema: Schema) -> tuple[Method, ...]:
+    """The methods that are possible for a task."""
+    if schema.task in ("qa", "choice"):
+        return ("full",)
+    compares = len(schema.text) == 2 and (schema.task == "regression" or len(schema.labels) == 2)
+    return ("full", "frozen", "cosine") if compares and schema.task != "multilabel" else ("full", "frozen")
+
+
+def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> SentenceVectors:
+    """What of a sequence is classified.
+
+    Raises:
+        UsageError: the method does not apply to the task, or to the recipe.
+    """
+    known = methods_of(schema)
+    if method != "auto" and method not in known:
+        what = f"the method {method!r} is not for {schema.task}" + " of single texts" * (len(schema.text) == 1)
+        raise UsageError(what, hint=f"use --method {' or '.join(known)}")
+    if method in ("frozen", "cosine") and recipe.lstm_units:
+        raise UsageError(f"the method {method!r} has no LSTM, and the recipe has lstm_units", hint="leave --recipe out")
+    if method in ("auto", "full") or schema.task in ("tagging", "spans"):
+        return "pooler"
+    return "cosine" if method == "cosine" else "pair" if len(schema.text) == 2 else "mean"
+
+
+def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "full") -> TaskConfig:
     """The task of the data, with the settings of the recipe that the model needs.
 
     Raises:
-        UsageError: a setting of the recipe does not apply to the task.
+        UsageError: a setting of the recipe, or the method, does not apply to the task.
         BertworksError: rows with different numbers of choices.
     """
     schema, labels = data.schema, data.schema.labels
+    vectors = _vectors(schema, recipe, method)
     for name, tasks in _SETTING_TASKS.items():
         if getattr(recipe, name) != getattr(FinetuneRecipe, name) and schema.task not in tasks:
             hint = "use another recipe: stable, paper" if name == "lstm_units" else "leave it out"
@@ -188,6 +257,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
         first_choice=schema.first_choice if schema.task == "choice" else None,
         document=schema.document if recipe.document_context else None,
         threshold=0.0 if without_answer else None,
+        vectors=vectors,
         **copied,
     )
 

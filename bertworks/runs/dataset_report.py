@@ -115,6 +115,7 @@ class DatasetReport:
     pieces: float
     warnings: list[str]
     examples: list[str] = field(default_factory=list)
+    is_validated: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -124,7 +125,8 @@ class DatasetReport:
         for note in self.notes:  # "label: 'stars'" is a value with a name, other notes are sentences
             name, _, value = note.partition(": ")
             parts.append((name, [value]) if value and len(name) <= 11 else ("note", [note]))
-        parts.append(("rows", [f"{self.train:,} in train, {self.dev:,} in dev"]))
+        held_out = "of them evaluated" if self.is_validated else "in dev"
+        parts.append(("rows", [f"{self.train:,} in train, {self.dev:,} {held_out}"]))
         if t := self.targets:
             parts.append(("numbers", [f"{t['min']:g} to {t['max']:g}, on average {t['mean']:.4g}"]))
         words = f", such as {', '.join(self.unknown_words)}" if self.unknown_words else ""
@@ -160,7 +162,7 @@ def make_dataset_report(
         max_length: tokens of a sequence.
     """
     task, labels, bare = data.schema.task, data.schema.labels, data.schema.bare_types
-    both = [*train, *dev]
+    both = list(train) if data.is_validated else [*train, *dev]
     in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
     report = DatasetReport(
@@ -168,6 +170,7 @@ def make_dataset_report(
         notes=list(data.notes),
         train=len(data.train),
         dev=len(data.dev),
+        is_validated=data.is_validated,
         labels={name: (in_train[name], in_dev[name]) for name in names},
         unit=_COUNTED.get(task, "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
@@ -252,7 +255,8 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     task = data.schema.task
     earlier: dict[bytes, Item] = {}
     places: dict[str, list[str]] = {"copies": [], "leaked": [], "conflicts": []}
-    for part, kind in ((data.train, "copies"), (data.dev, "leaked")):
+    dev = [] if data.is_validated else data.dev
+    for part, kind in ((data.train, "copies"), (dev, "leaked")):
         for item in part:
             key = _text_hash(item, lowercase)
             same = earlier.setdefault(key, item) if kind == "copies" else earlier.get(key, item)

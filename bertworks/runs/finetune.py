@@ -5,6 +5,7 @@
 
 import json
 import shutil
+import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
@@ -26,8 +27,9 @@ from bertworks.inference.decoding import Decoder, make_featurizer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.runs import task_metrics
-from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
+from bertworks.runs.cross_validation import FOLDER, choose_method
+from bertworks.runs.data_splits import LabelledData, Method, Validation
+from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
@@ -64,6 +66,10 @@ def finetune_events(
         if not (resumes and (output / FINISHED).exists()):
             recipe_file = output / "recipe.toml"
             recipe = load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
+            if processes.count > 1:  # a cross-validation is for few rows, which one process learns in minutes
+                method: Method = "full" if request.method == "auto" else request.method
+                validation: Validation = "split" if request.validation == "auto" else request.validation
+                request = replace(request, method=method, validation=validation)
             job = FinetuneJob(request, device_, recipe, data)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
             with open_run(output, content, overwrite) if processes.first else nullcontext():
@@ -87,14 +93,29 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from make_featurizer(job.description, job.model.tokenizer).examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
-    done = yield from forward_events(TrainingRun(output, job, device).events())
+    job = yield from choose_method(job, output)
+    if job.method == "frozen":
+        done = _fit(job, output)
+    else:
+        done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
         figures, text = evaluate_on_dev(job, output, device)
-        results = {"figures": figures, "metric": job.metric, "score": figures[job.metric]}
+        results = {"figures": figures, "metric": job.metric, "score": figures[job.metric], "method": job.method}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
         write_json(output / FINISHED, content)
-        shutil.rmtree(output / "checkpoints")  # a finished run is not resumed
+        for name in ("checkpoints", FOLDER):  # a finished run is not resumed
+            shutil.rmtree(output / name, ignore_errors=True)
     processes.wait()
+
+
+def _fit(job: FinetuneJob, output: Path) -> Event:
+    """Writes the model folder of the method "frozen"."""
+    begin = time.perf_counter()
+    network, _ = job.fit()
+    job.save(output, network, {"evaluation": {}, "evaluated": None, "step": 0})
+    seconds = time.perf_counter() - begin
+    figures = {"folder": str(output), "step": 0, "tokens": num_tokens(job.groups), "seconds": seconds, "best": None}
+    return Event("done", f"{output}: a linear head, fitted in {duration(seconds)}", figures)
 
 
 def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, float], str]:

@@ -1,7 +1,8 @@
 """The request of a fine-tuning: what it trains, how it is evaluated during the training, and how long it takes."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
@@ -18,16 +20,17 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
-from bertworks.inference.engine import compute_logits_and_loss
+from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import ReadOptions
 from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
-from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
+from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
+from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, default_max_length, load_finetune_recipe, resolve_recipe
 from bertworks.training.task_heads import TaskModel, frozen_features_size
@@ -96,6 +99,10 @@ class FinetuneRequest:
     seed: of the new head, the order of the rows and dropout; None: the recipe's.
     new_head: whether the head of a fine-tuned model is replaced by a new one.
     fold: the part of the data, of `folds`, that is the dev data.
+    method: "full": the whole network is trained. "frozen": a linear head on the vectors of the frozen encoder.
+        "cosine": pairs are compared by the cosine of their vectors, and the network is trained from there. "auto": the
+        best of them in a cross-validation of few rows; else "full".
+    validation: what is evaluated without a dev file, see `data_splits.read_data`.
     """
 
     data: str
@@ -114,6 +121,8 @@ class FinetuneRequest:
     new_head: bool = False
     fold: int | None = None
     folds: int = 0
+    method: Method = "auto"
+    validation: Validation = "auto"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -148,7 +157,7 @@ class FinetuneJob:
     config: of the network, which has embeddings only of the tokens in the data; the model folder has all of them.
     """
 
-    keeps = "best"  # of all evaluated states, the one in the model folder
+    evaluates_start = False  # a network with a new head may be good by chance
     describe = staticmethod(format_metrics)
 
     def __init__(
@@ -167,13 +176,15 @@ class FinetuneJob:
         self.model_name, self.model = request.model, folder.load(needs={"encoder"})
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
-            group=request.group, read=request.read, whole_documents=recipe.document_context,
+            group=request.group, read=request.read, validation=request.validation,
+            whole_documents=recipe.document_context,
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
         self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
-        self.description = d = describe_task(self.data, recipe)
+        self.request, self.device, self.method = request, device, request.method
+        self.description = d = describe_task(self.data, recipe, request.method)
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
@@ -187,6 +198,7 @@ class FinetuneJob:
         self.precision = cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.num_steps = recipe.epochs * self.train_batches.steps_per_epoch
+        self.keeps, self.evaluates = recipe.select, not self.data.is_validated
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
         self.vocab_subset = VocabSubset([*self.groups, *self.dev_units], c.vocab_size)
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids))
@@ -196,6 +208,7 @@ class FinetuneJob:
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
+        self.validated: list[Logits] | None = None  # those of a cross-validation
 
     @cached_property
     def data_report(self) -> DatasetReport:
@@ -230,9 +243,48 @@ class FinetuneJob:
             notes.append(f"{self.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:
             notes.append("the features of the frozen encoder do not fit in memory: they are computed in every epoch")
+        if self.description.vectors == "cosine":  # the training starts from the scale that fits the vectors as they are
+            features = map(np.concatenate, self._features(network.to(self.device)))
+            _set_head(network, fit_linear_head(network.task, *features))
         if self.recipe.reinitialized_layers:
             self._reinitialize(network, self.recipe.reinitialized_layers)
         return network, notes
+
+    def variant(self, method: Method) -> "FinetuneJob":
+        """The same data, read and learned by another method."""
+        if {method, self.method} <= {"auto", "full"}:
+            job = copy(self)
+            job.method = method
+            return job
+        if method == self.method:
+            return self
+        return FinetuneJob(replace(self.request, method=method), self.device, self.recipe, self.data)
+
+    def fold(self, number: int) -> "FinetuneJob":
+        """The job of a fold: without the rows of a part, which are its dev data."""
+        job = FinetuneJob(self.request, self.device, self.recipe, self.data.fold(number))
+        job.evaluate_every = job.num_steps
+        return job
+
+    def fit(self) -> tuple[TaskModel, list[Logits]]:
+        """The network with a linear head on the features of the frozen encoder; and the logits of the rows of the first
+        EVALUATED parts, by heads that are fitted to the other parts."""
+        network = self.begin()[0].to(self.device).eval()
+        x, y = self._features(network)
+
+        def fitted(left_out: Collection[int]) -> LinearHead:
+            rows = [n for n in range(len(x)) if n not in left_out]
+            return fit_linear_head(network.task, *(np.concatenate([side[n] for n in rows]) for side in (x, y)))
+
+        heads = [(fitted(set(part)), part) for part in self.data.parts[:EVALUATED]]
+        _set_head(network, fitted(()))
+        return network, [head(x[n]).astype(np.float32) for head, part in heads for n in part]
+
+    def _features(self, network: TaskModel) -> tuple[list[NDArray[np.float32]], list[NDArray[Any]]]:
+        """What the output layer reads of each training item, and the labels."""
+        width = cast(nn.Linear, network.get_submodule(network.task.head)).in_features
+        x = compute_each(network, network.head_inputs, [one.unit for one in self.train], (width,), "fp32")
+        return x, [np.concatenate([example.target.labels for example in one.unit]) for one in self.train]
 
     def _reinitialize(self, network: TaskModel, layers: int) -> None:
         blocks = list(network.encoder.blocks)
@@ -261,7 +313,7 @@ class FinetuneJob:
 
     def enough(self, evaluated: int, best: int) -> bool:
         """Whether the score did not improve for `patience` evaluations."""
-        return 0 < self.recipe.patience * self.evaluate_every <= evaluated - best
+        return self.keeps == "best" and 0 < self.recipe.patience * self.evaluate_every <= evaluated - best
 
     def baseline(self) -> tuple[str, dict[str, Any]] | None:
         """A trivial prediction, as text and figures: none."""
@@ -299,13 +351,20 @@ class FinetuneJob:
         return write_task_report(folder, self.metric, str(self.data_report), None)
 
     def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
-        """The logits of all dev items, by the model in the folder."""
+        """The logits of all dev items, by the model in the folder or from a cross-validation."""
+        if self.validated is not None:
+            return self.validated
         if self._saved is None:
             network, state = self.network(), ModelFolder(folder).load(needs={"encoder"}).state
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)
         return self._saved
+
+
+def _set_head(network: TaskModel, head: LinearHead) -> None:
+    layer = network.get_submodule(network.task.head)
+    layer.load_state_dict({name: torch.from_numpy(value).float() for name, value in head._asdict().items()})
 
 
 CPU_TOKENS = 512  # of the timed steps: enough to be efficient, few enough to be fast

@@ -156,6 +156,7 @@ class PretrainJob:
     """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
     keeps = "last"  # of all evaluated states, the one in the model folder
+    evaluates = evaluates_start = True
     describe, report = staticmethod(describe), staticmethod(write_report)
 
     def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):

@@ -252,7 +252,7 @@ It reads {columns} and at most {d.max_length} tokens at once; longer texts are {
 def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
     metrics = dict.fromkeys(_METRICS.get(name, name) for name in figures if name in {*NAMES, *SHARES})
-    fields = {"library_name": "bertworks" if d.lstm_units else "transformers", "pipeline_tag": _PIPELINES[d.task]}
+    fields = {"library_name": "bertworks" if d.is_own else "transformers", "pipeline_tag": _PIPELINES[d.task]}
     fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
     fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
     return fields | {"tags": f"[bert, bertworks, {d.task}]"}
@@ -276,7 +276,7 @@ def _data(data_report: DatasetReport) -> str:
 
 def _usage(d: TaskConfig) -> str:
     command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
-    if d.lstm_units:
+    if d.is_own:
         return f"{command}\ntransformers has no such network, and refuses this folder."
     if d.task in _CLASSES:
         name = _CLASSES[d.task]

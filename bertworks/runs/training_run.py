@@ -141,8 +141,8 @@ class TrainingRun:
                 saved = time.perf_counter()
 
     def _should_evaluate(self) -> bool:
-        if self.step == 0:  # a random network may be good by chance
-            return self.job.keeps == "last"
+        if self.step == 0 or not self.job.evaluates:
+            return self.job.evaluates and self.job.evaluates_start
         return self.step % self.evaluate_every == 0 or self.step == self.num_steps
 
     def _is_over(self) -> bool:
@@ -279,7 +279,7 @@ class TrainingRun:
         described = self.job.describe(self.facts["evaluation"])
         text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
         best = self.facts["best"]
-        if best and best["step"] < self.step:
+        if best and best["step"] < self.step and (self.job.keeps == "best" or self.job.evaluates_start):
             where = f": {self.folder}/checkpoints" if self.job.keeps == "last" else f": {self.job.describe(best)}"
             text += f"; the best one was after step {best['step']:,}{where}"
         return Event("done", text, figures)

@@ -191,7 +191,8 @@ class FinetuneRecipe(Settings):
     batch_size: items per step.
     max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not padded to it.
     evaluations: on dev, per epoch.
-    patience: evaluations without a better score after which the training ends; 0: it never ends early.
+    select: the state that is kept: "last", or "best" on dev, which then says nothing about other rows.
+    patience: with "best": evaluations without a better score after which the training ends; 0: it never ends early.
     dropout: of the network; -1: the value of the model's configuration.
     reinitialized_layers: number of last layers that start at random, like the pooler (Zhang et al. 2021).
     class_weights: "balanced": every label has the same weight in the loss, however rare it is.
@@ -216,6 +217,7 @@ class FinetuneRecipe(Settings):
     batch_size: Positive = 16
     max_length: Annotated[int, Range(f"at least {MIN_LENGTH}, or 0", lambda x: x == 0 or x >= MIN_LENGTH)] = 0
     evaluations: Positive = 1
+    select: Literal["last", "best"] = "last"
     patience: NotNegative = 4
     dropout: Annotated[float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)] = -1.0
     reinitialized_layers: NotNegative = 0

@@ -19,6 +19,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
 from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy
 
+SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
 FEATURE_LAYERS = 4  # last layers; their concatenated hidden states are the best features (Devlin et al. 2019, table 7)
 MAX_FEATURE_BYTES = 2 << 30  # of cached features
 FEATURE_BATCH_TOKENS = 4096  # of a batch whose features are cached, with padding
@@ -76,18 +77,38 @@ def _sequence_keys(batch: Batch) -> list[bytes]:
     return [part.numpy().tobytes() for part in inputs.split(batch.layout.cu_seqlens.diff().tolist(), 1)]
 
 
+def combine_vectors(x: Tensor, kind: SentenceVectors) -> Tensor:
+    """The features of an item: float32 [B, width].
+
+    x: the mean vectors of its sequences, [B, hidden] or, of pairs, [2 B, hidden].
+    kind: "mean": the vector. "pair": both vectors u and v with length 1, |u - v|, u * v (Conneau et al. 2017, section
+        3.1) and their cosine. "cosine": the cosine alone. "pooler": not from here.
+    """
+    if kind == "mean":
+        return x
+    u, v = F.normalize(x.view(-1, 2, x.shape[-1]), dim=-1).unbind(1)
+    cosine = (u * v).sum(-1, keepdim=True)
+    return cosine if kind == "cosine" else torch.cat([u, v, (u - v).abs(), u * v, cosine], -1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskHead(ABC):
     """The loss of a task over the M predictions of a batch of B sequences: one each, or one for many tokens of each.
 
     head: name of the output layer in a model folder.
     outputs: logits of a prediction.
-    pooled: whether the pooled [CLS] is classified, or tokens.
+    pooled: whether whole sequences are classified, or tokens.
+    vectors: what of a sequence is classified, if `pooled`; see `combine_vectors`.
     """
 
     head: ClassVar[Literal["classifier", "span"]] = "classifier"
     outputs: int = 1
     pooled: bool = True
+    vectors: SentenceVectors = "pooler"
+
+    def width(self, hidden_size: int) -> int:
+        """The number of features that the output layer reads."""
+        return {"pair": 4 * hidden_size + 1, "cosine": 1}.get(self.vectors, hidden_size)
 
     def count(self, batch: Batch) -> int:
         """The number of terms of the loss."""
@@ -191,12 +212,12 @@ class TaskModel(TrainableModel):
         super().__init__()
         self.task, self.dropout, self.weights = task, output_dropout(c, task), {"task": 1.0}
         self.encoder = Encoder(c, gradient_checkpointing)
-        self.pooler = Pooler(c) if task.pooled else None
+        self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         self.encoder.requires_grad_(lstm_units == 0)
         self.features = FrozenFeatures(self.encoder) if lstm_units else None
         self.recurrent = BiLSTM(frozen_features_size(c), lstm_units) if lstm_units else None
-        layer = OutputLayer(2 * lstm_units or c.hidden_size, task.outputs)
+        layer = OutputLayer(2 * lstm_units or task.width(c.hidden_size), task.outputs)
         initialize(layer, c)
         self.add_module(task.head, layer)
         if isinstance(task, Regression):
@@ -210,11 +231,16 @@ class TaskModel(TrainableModel):
 
     def logits(self, batch: Batch) -> Tensor:
         """[M, outputs]: the logits of all predictions."""
+        output, dropout = self.get_submodule(self.task.head), 0.0 if self.task.vectors == "cosine" else self.dropout
+        return output(F.dropout(self.head_inputs(batch), dropout, self.training))  # type: ignore[no-any-return]
+
+    def head_inputs(self, batch: Batch) -> Tensor:
+        """[M, width]: what the output layer reads, without its dropout."""
+        if self.task.vectors != "pooler":
+            states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
+            return combine_vectors(batch.layout.mean(states[-1]), self.task.vectors)
         x = self._states(batch)
-        if self.pooler is not None:
-            x = self.pooler(F.dropout(x, self.pooler_dropout, self.training))
-        output = self.get_submodule(self.task.head)
-        return output(F.dropout(x, self.dropout, self.training))  # type: ignore[no-any-return]
+        return x if self.pooler is None else self.pooler(F.dropout(x, self.pooler_dropout, self.training))
 
     def _states(self, batch: Batch) -> Tensor:
         """[M, width]: hidden states of the predicted tokens."""

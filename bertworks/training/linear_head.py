@@ -1,0 +1,79 @@
+"""A linear head on the features of a frozen encoder, by convex optimization: seconds instead of minutes.
+
+Its weights have a normal prior that fits any number of rows: with standardized features, logits have a standard
+deviation of about PRIOR_DEVIATION before any label is seen.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.training.task_heads import Classification, MultiLabel, Regression, TaskHead
+
+PRIOR_DEVIATION = 3.0
+_RARE = 0.5  # added to the counts of a label that is always, or never, right
+Array = NDArray[np.float64]
+
+
+class LinearHead(NamedTuple):
+    """weight: [outputs, width]; bias: [outputs]."""
+
+    weight: Array
+    bias: Array
+
+    def __call__(self, x: NDArray[np.floating]) -> Array:
+        """[M, width] -> logits [M, outputs]."""
+        return x @ self.weight.T + self.bias
+
+
+def fit_linear_head(task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.generic]) -> LinearHead:
+    """The head with the smallest regularized loss: logistic regression, or ridge regression for numbers.
+
+    Args:
+        x: features [M, width]. labels: as in a batch of the task, see `training.task_heads`.
+    """
+    mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    deviation[deviation < 1e-6 * max(1.0, float(deviation.max(initial=0)))] = np.inf  # constant: its weight is 0
+    scaled = np.divide(x - mean, deviation)
+    match task:
+        case Regression():
+            head = _ridge(scaled, labels.astype(np.float64))
+        case MultiLabel():
+            columns = [_logistic(scaled, column.astype(np.int64), 2) for column in labels.T]
+            head = LinearHead(*(np.stack([part[1] - part[0] for part in parts]) for parts in zip(*columns)))
+        case Classification():
+            head = _logistic(scaled, labels.astype(np.int64), task.outputs, balanced=bool(task.weights))
+        case _:
+            raise NotImplementedError(f"a linear head for {type(task).__name__}")
+    weight = head.weight / deviation
+    return LinearHead(weight, head.bias - weight @ mean)
+
+
+def _logistic(x: Array, labels: NDArray[np.int64], outputs: int, *, balanced: bool = False) -> LinearHead:
+    """A label without rows gets the weights 0 and the bias of half a row."""
+    from sklearn.linear_model import LogisticRegression
+
+    counts = np.bincount(labels, minlength=outputs)
+    weight, bias = np.zeros((outputs, x.shape[1])), np.log(np.maximum(counts, _RARE) / len(labels))
+    present = np.flatnonzero(counts)
+    if len(present) > 1:
+        prior = PRIOR_DEVIATION**2 / x.shape[1]
+        model = LogisticRegression(C=prior, max_iter=1000, class_weight="balanced" if balanced else None)
+        model.fit(x, labels)
+        if len(present) == 2:  # one column: the difference of both
+            weight[present] = np.outer([-0.5, 0.5], model.coef_[0])
+            bias[present] = np.array([-0.5, 0.5]) * model.intercept_[0]
+        else:
+            weight[present], bias[present] = model.coef_, model.intercept_ - model.intercept_.mean()
+    return LinearHead(weight, bias)
+
+
+def _ridge(x: Array, targets: Array) -> LinearHead:
+    """The strength of the penalty is that with the smallest error on rows left out (generalized cross-validation)."""
+    from sklearn.linear_model import RidgeCV
+
+    if len(targets) < 3 or not np.ptp(targets):
+        return LinearHead(np.zeros((1, x.shape[1])), np.array([targets.mean()]))
+    model = RidgeCV(alphas=np.logspace(-1, 5, 25)).fit(x, targets)
+    return LinearHead(model.coef_[None], np.array([model.intercept_]))
