@@ -49,11 +49,12 @@ from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
-FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")
+FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "select=best", "patience=0", "precision=fp32")
+SPLIT = {"method": "full", "validation": "split"}  # see test_methods.py for the others
 
 
 def run(data: Path, output: Path, model: Path, *, overrides: tuple[str, ...] = FAST, **options: Any) -> Event:
-    request = make_finetune_request(data, model=model, overrides=overrides, **options)
+    request = make_finetune_request(data, model=model, overrides=overrides, **(SPLIT | options))
     *_, last = finetune_events(output, request, device="cpu")
     assert last.kind == "done"
     return last

@@ -21,7 +21,8 @@ from bertworks.models.config import LIMITS, EncoderConfig
 FAMILIES: dict[str, Family] = {
     module.FAMILY.default.family: module.FAMILY for module in (bert, roberta, distilbert, gpt2)
 }
-# transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
+# transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input,
+# also without a pooler: a network that is made for the task checks them.
 _RECURRENT: list[Row] = [
     (name, [name], "A A")
     for layer in ("0", "0_reverse", "1", "1_reverse")
@@ -269,7 +270,7 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     sizes = {
         "V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size,
         "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "2": 2, "L": _ANY, "A": _ANY,
-        "C": _ANY if "recurrent" in component_names(names) else hidden,
+        "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
     }  # fmt: skip
     for kind, of_class in family.by_class.items():
         if all(name.replace("*", "weight") in names for _, theirs, _ in of_class for name in theirs):

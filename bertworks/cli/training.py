@@ -156,6 +156,8 @@ def finetune(
     output: console.Output,
     model: console.Model = "minilm",
     meaning: Meanings = Meaning(),
+    method: Literal["auto", "full", "frozen", "cosine"] = "auto",
+    validation: Literal["auto", "split", "folds"] = "auto",
     recipe: str = "stable",
     settings: console.Settings = None,
     metric: str | None = None,
@@ -171,12 +173,17 @@ def finetune(
 ) -> Iterable[Event]:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.
 
-    The output folder is a model folder with the checkpoint that is best on dev, a report and a list of errors. Hugging
-    Face transformers opens it. Run the same command again to resume. Ctrl-C saves first.
+    The output folder is a model folder with a report and a list of errors. Hugging Face transformers opens it, except
+    for the methods frozen and cosine. Run the same command again to resume. Ctrl-C saves first.
 
     Args:
+        method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs by
+            the cosine of their vectors, and train from there. auto: with few rows the best of them on rows that it did
+            not see; else full.
+        validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
+            cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         recipe: stable, paper, feature_based (an LSTM on a frozen BERT), or a .toml file.
-        metric: The metric that selects the best checkpoint.
+        metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
         seeds: Number of runs with different seeds; reports mean and 95 % interval.
         folds: k-fold cross-validation with this number of folds; 0: none.

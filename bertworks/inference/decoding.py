@@ -145,7 +145,7 @@ def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: Fi
         case "multilabel":
             return task_heads.MultiLabel(outputs=len(d.labels), vectors=d.vectors)
         case "regression":
-            targets = [float(example.target.labels[0]) for unit in units for example in unit] or [0.0, 1.0]
+            targets = [float(y) for unit in units for example in unit for y in example.target.labels] or [0.0, 1.0]
             mean, deviation = float(np.mean(targets)), float(np.std(targets)) or 1.0
             return task_heads.Regression(mean=mean, deviation=deviation, vectors=d.vectors)
         case "qa":

@@ -49,7 +49,7 @@ def finetune_events(
     overwrite: bool = False,
     data: LabelledData | None = None,
 ) -> Iterator[Event]:
-    """Fine-tunes a model and yields events; `output` becomes a model folder with the checkpoint that is best on dev.
+    """Fine-tunes a model and yields events; `output` becomes a model folder.
 
     data: the data of the request, if it is read already; None: it is read here.
 
@@ -204,7 +204,7 @@ def finetune(
     overwrite: bool = False,
     **options: Any,
 ) -> Predictor:
-    """Fine-tunes and returns the model that is best on dev: `.predict(texts)`, `.save(folder)`. It takes minutes and
+    """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes and
     prints nothing; `finetune_events` shows the progress.
 
     Args:

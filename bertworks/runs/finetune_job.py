@@ -89,11 +89,11 @@ class FinetuneRequest:
 
     data: a file, or a folder with a train and a dev file.
     model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
-    dev: the dev file; None: that of the folder, or a random tenth of the rows.
+    dev: the dev file; None: that of the folder, or else see `validation`.
     recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
     task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of 0 and 1.
     group: a column; rows with the same value stay on one side of the split.
-    metric: the metric that selects the best checkpoint; None: that of the task.
+    metric: the metric that is reported first, and compares methods and checkpoints; None: that of the task.
     read: how the files are read.
     precision: None: that of the recipe.
     seed: of the new head, the order of the rows and dropout; None: the recipe's.

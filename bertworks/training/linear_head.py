@@ -59,7 +59,8 @@ def _logistic(x: Array, labels: NDArray[np.int64], outputs: int, *, balanced: bo
     present = np.flatnonzero(counts)
     if len(present) > 1:
         prior = PRIOR_DEVIATION**2 / x.shape[1]
-        model = LogisticRegression(C=prior, max_iter=1000, class_weight="balanced" if balanced else None)
+        weights = "balanced" if balanced else None
+        model = LogisticRegression(C=prior, max_iter=1000, tol=1e-6, class_weight=weights)
         model.fit(x, labels)
         if len(present) == 2:  # one column: the difference of both
             weight[present] = np.outer([-0.5, 0.5], model.coef_[0])

@@ -1,0 +1,201 @@
+"""Methods of fine-tuning: a linear head on frozen vectors, pairs by their cosine, and the choice between methods."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fine import write_conll, write_multilabel, write_pairs, write_reviews, write_squad
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.preprocessing import StandardScaler
+
+from bertworks.checkpoints.model_folder import ModelFolder
+from bertworks.errors import BertworksError, UsageError
+from bertworks.events import Event
+from bertworks.inference.decoding import softmax
+from bertworks.inference.embed import Embedder
+from bertworks.inference.predictor import Predictor
+from bertworks.interop.export import export
+from bertworks.runs.cross_validation import choose_method
+from bertworks.runs.data_splits import EVALUATED, PARTS, read_data
+from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.training.linear_head import PRIOR_DEVIATION, fit_linear_head
+from bertworks.training.task_heads import Classification, MultiLabel, Regression
+
+FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
+
+
+def run(data: Path, output: Path, model: Path, **options: Any) -> tuple[Event, list[Event]]:
+    request = make_finetune_request(data, model=model, overrides=options.pop("overrides", FAST), **options)
+    *events, last = finetune_events(output, request, device="cpu")
+    assert last.kind == "done"
+    return last, events
+
+
+def logistic(x: np.ndarray, labels: list[str]) -> Callable[[np.ndarray], np.ndarray]:
+    """The probabilities of scikit-learn's logistic regression with the same prior."""
+    scaler = StandardScaler().fit(x)
+    fitted = LogisticRegression(C=PRIOR_DEVIATION**2 / x.shape[1], max_iter=1000, tol=1e-8)
+    fitted.fit(scaler.transform(x), labels)
+    return lambda new: fitted.predict_proba(scaler.transform(new))
+
+
+def vectors_of(model: Path, texts: list[str]) -> np.ndarray:
+    return Embedder(model, pooling="mean", normalize=False, device="cpu", precision="fp32").embed(texts).astype(float)
+
+
+def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv")
+    done, _ = run(data, tmp_path / "out", model, method="frozen")
+    assert done.fields["method"] == "frozen"
+    rows = read_data(data).train
+    texts, labels = [item.texts[0] for item in rows], [item.label for item in rows]
+    new = [*texts[:7], "the film was good", "a bad plot"]
+    expected = logistic(vectors_of(model, texts), labels)(vectors_of(model, new))
+    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(new, probabilities=True)
+    found = np.array([[answer["scores"][name] for name in sorted(set(labels))] for answer in answers])
+    assert found == pytest.approx(expected, abs=2e-4)
+
+
+def test_pairs_have_both_vectors_their_difference_product_and_cosine(model: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pairs.tsv")
+    run(data, tmp_path / "out", model, method="frozen")
+    rows = read_data(data).train
+    sides = [vectors_of(model, [item.texts[n] for item in rows]) for n in (0, 1)]
+    u, v = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
+    x = np.concatenate([u, v, abs(u - v), u * v, (u * v).sum(1, keepdims=True)], 1)
+    scaler = StandardScaler().fit(x)
+    fitted = RidgeCV(alphas=np.logspace(-1, 5, 25)).fit(scaler.transform(x), [item.label for item in rows])
+    answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict([item.texts for item in rows[:20]])
+    assert [a["value"] for a in answers] == pytest.approx(fitted.predict(scaler.transform(x[:20])), abs=1e-3)
+
+
+def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv")
+    request = make_finetune_request(data, model=model, overrides=FAST, method="frozen")
+    job = FinetuneJob(request, torch.device("cpu"))
+    logits = job.fit()[1]
+    assert len(job.data.parts) == PARTS
+    assert sorted(n for part in job.data.parts for n in part) == list(range(len(job.train)))
+    rows = job.data.train
+    x, labels = vectors_of(model, [item.texts[0] for item in rows]), np.array([item.label for item in rows])
+    place = 0
+    for part in job.data.parts[:EVALUATED]:
+        others = [n for n in range(len(rows)) if n not in set(part)]
+        expected = logistic(x[others], labels[others].tolist())(x[part])
+        assert softmax(np.concatenate(logits[place : place + len(part)])) == pytest.approx(expected, abs=2e-4)
+        place += len(part)
+    assert place == len(logits) == len(job.dev)
+
+
+@pytest.mark.parametrize(("write", "name"), [(write_multilabel, "topics.jsonl"), (write_conll, "names.conll")])
+def test_frozen_heads_of_other_tasks_learn(write: Any, name: str, model: Path, tmp_path: Path) -> None:
+    done, _ = run(write(tmp_path / name), tmp_path / "out", model, method="frozen")
+    assert done.fields["score"] > 0.5
+    assert ModelFolder(tmp_path / "out").task_config.task in ("multilabel", "tagging")
+
+
+def test_linear_heads_of_labels_without_rows() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 8)) * 3 + 5
+    labels = (x[:, 0] > 5).astype(np.int64) * 2  # the label 1 never occurs
+    head = fit_linear_head(Classification(outputs=3), x, labels)
+    assert (head(x).argmax(1) == labels).mean() > 0.95
+    several = fit_linear_head(MultiLabel(outputs=2), x, np.stack([labels / 2, np.ones(50)], 1))
+    assert ((several(x) > 0) == np.stack([labels > 0, np.ones(50, bool)], 1)).mean() > 0.95
+    numbers = fit_linear_head(Regression(), x, x[:, 1] * 2 - 1)
+    assert numbers(x)[:, 0] == pytest.approx(x[:, 1] * 2 - 1, abs=0.05)
+    assert fit_linear_head(Regression(), x, np.full(50, 2.5))(x)[:, 0] == pytest.approx(np.full(50, 2.5))
+
+
+def test_cosine_starts_from_the_cosine_and_is_trained(model: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pairs.tsv")
+    request = make_finetune_request(data, model=model, overrides=FAST, method="cosine")
+    job = FinetuneJob(request, torch.device("cpu"))
+    network, _ = job.begin()
+    start = job.evaluate(network.eval())
+    u, v = (vectors_of(model, [item.texts[n] for item in job.data.dev]) for n in (0, 1))
+    cosine = (u * v).sum(1) / np.linalg.norm(u, axis=1) / np.linalg.norm(v, axis=1)
+    gold = np.array([item.label for item in job.data.dev])
+    assert abs(start["pearson"]) == pytest.approx(abs(np.corrcoef(cosine, gold)[0, 1]), abs=1e-4)
+    done, _ = run(data, tmp_path / "out", model, method="cosine", overrides=(*FAST, "epochs=10"))
+    assert done.fields["score"] > start["spearman"] + 0.1
+
+
+def test_auto_takes_the_method_that_is_best_on_unseen_rows_and_resumes(model: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pairs.tsv")
+    whole, events = run(data, tmp_path / "out", model)
+    note = next(event for event in events if event.text.startswith("method: "))
+    assert set(note.fields["methods"]) == {"full", "frozen", "cosine"}
+    assert (
+        note.fields["method"] == max(note.fields["methods"], key=note.fields["methods"].get) == whole.fields["method"]
+    )
+    assert "by models of the other rows (3 folds)" in (tmp_path / "out" / "README.md").read_text()
+    assert not (tmp_path / "out" / "folds").exists()
+    request = make_finetune_request(data, model=model, overrides=FAST)
+    for stop in (2, 6):  # in the first fold, then in a later one
+        stream = finetune_events(tmp_path / "again", request, device="cpu")
+        saved = 0
+        for event in stream:
+            saved += event.kind == "saved"
+            if saved == stop:
+                break
+        stream.close()
+    *_, done = finetune_events(tmp_path / "again", request, device="cpu")
+    assert done.fields["figures"] == whole.fields["figures"]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")]
+    assert weights[0] == weights[1]
+
+
+def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path) -> None:
+    """The rows of a part have the predictions of the method that is best on the other parts."""
+    data = write_reviews(tmp_path / "reviews.csv")
+    job = FinetuneJob(make_finetune_request(data, model=model, overrides=FAST), torch.device("cpu"))
+    gold = [job.description.labels.index(job.train[n].item.label) for part in job.data.parts[:EVALUATED] for n in part]
+    first = len(job.data.parts[0])
+
+    def logits(right: Callable[[int], bool]) -> list[np.ndarray]:
+        return [np.eye(2, dtype=np.float32)[[label if right(n) else 1 - label]] for n, label in enumerate(gold)]
+
+    made = {"full": logits(lambda n: n < first), "frozen": logits(lambda n: n >= first)}  # each is right on one part
+    with pytest.MonkeyPatch.context() as patch:
+
+        def validate(one: FinetuneJob, folder: Path) -> Any:
+            yield from ()
+            return made[one.method]
+
+        patch.setattr("bertworks.runs.cross_validation._validate", validate)
+        stream = choose_method(job, tmp_path)
+        try:
+            while True:
+                next(stream)
+        except StopIteration as end:
+            chosen = end.value
+    assert [int(one.argmax()) for one in chosen.validated] == [1 - label for label in gold]
+
+
+def test_methods_that_do_not_apply(model: Path, tmp_path: Path) -> None:
+    reviews, squad = write_reviews(tmp_path / "reviews.csv"), write_squad(tmp_path / "squad.json")
+    with pytest.raises(UsageError, match="the method 'cosine' is not for classification of single texts"):
+        run(reviews, tmp_path / "out", model, method="cosine")
+    with pytest.raises(UsageError, match="the method 'frozen' is not for qa") as caught:
+        run(squad, tmp_path / "out", model, method="frozen")
+    assert caught.value.hint == "use --method full"
+    with pytest.raises(UsageError, match="has no LSTM"):
+        run(write_conll(tmp_path / "names.conll"), tmp_path / "out", model, method="frozen", recipe="feature_based")
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_of_a_frozen_model(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv")
+    run(data, tmp_path / "out", model, method="frozen")
+    *_, done = export(tmp_path / "out", tmp_path / "onnx", data=data)
+    assert done.fields["figures"] == done.fields["figures_ours"]
+    assert json.loads((tmp_path / "onnx" / "task.json").read_text())["vectors"] == "mean"
+    run(write_pairs(tmp_path / "pairs.tsv"), tmp_path / "pairs", model, method="frozen")
+    with pytest.raises(BertworksError, match="compares the vectors of two texts"):
+        list(export(tmp_path / "pairs", tmp_path / "onnx-2"))
