@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,9 @@ from bertworks.inference.decoding import balanced_weights
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
+from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import divide, read_data
-from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
+from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
@@ -50,11 +51,13 @@ from bertworks.training.recipe import default_max_length, load_finetune_recipe, 
 from bertworks.training.task_heads import Classification, TaskModel
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "select=best", "patience=0", "precision=fp32")
-SPLIT = {"method": "full", "validation": "split"}  # see test_methods.py for the others
+# The other methods and cross-validation: test_methods.py.
+make_finetune_request = partial(finetune_module.make_finetune_request, method="full", validation="split")
+finetune = partial(finetune_module.finetune, method="full", validation="split")
 
 
 def run(data: Path, output: Path, model: Path, *, overrides: tuple[str, ...] = FAST, **options: Any) -> Event:
-    request = make_finetune_request(data, model=model, overrides=overrides, **(SPLIT | options))
+    request = make_finetune_request(data, model=model, overrides=overrides, **options)
     *_, last = finetune_events(output, request, device="cpu")
     assert last.kind == "done"
     return last

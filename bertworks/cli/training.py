@@ -177,9 +177,9 @@ def finetune(
     for the methods frozen and cosine. Run the same command again to resume. Ctrl-C saves first.
 
     Args:
-        method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs by
-            the cosine of their vectors, and train from there. auto: with few rows the best of them on rows that it did
-            not see; else full.
+        method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs
+            by the cosine of their vectors, and train from there. auto: with few rows the best of them on rows that it
+            did not see; else full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
             cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         recipe: stable, paper, feature_based (an LSTM on a frozen BERT), or a .toml file.

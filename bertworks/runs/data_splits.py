@@ -74,7 +74,7 @@ def read_data(
     group: str | None = None,
     read: ReadOptions = ReadOptions(),
     fold: Fold | None = None,
-    validation: Validation = "auto",
+    validation: Validation = "split",
     whole_documents: bool = False,
 ) -> LabelledData:
     """Reads a file, or a folder with a train and a dev file.

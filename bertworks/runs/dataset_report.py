@@ -202,7 +202,7 @@ def check_file(data: str | Path, *, model: str | Path = "minilm", **options: Any
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    labelled = read_data(data, **options)
+    labelled = read_data(data, **{"validation": "auto"} | options)
     recipe = load_finetune_recipe("stable")
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)
