@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
+from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface, own_type
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
@@ -118,7 +118,7 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
 def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, Any]:
     """The settings of the head in config.json; its own model_type if transformers has no such network."""
     task = description.task
-    own = {"architectures": [_OWN_CLASS], "model_type": OWN_TYPE} if description.is_own else {}
+    own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)} if description.is_own else {}
     labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
     return {
         "architectures": [FAMILIES[family].tasks[task]],

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
 from bertworks.batching.features import training_groups
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_same_task, save_model, task_settings
+from bertworks.checkpoints.model_folder import Model, ModelFolder, TaskConfig, check_same_task, save_model, task_settings
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
@@ -166,14 +166,17 @@ class FinetuneJob:
         device: torch.device,
         recipe: FinetuneRecipe | None = None,
         data: LabelledData | None = None,
+        source: tuple[ModelFolder, Model] | None = None,
     ):
         """Reads and checks everything that a request names, before a folder is created.
 
         recipe: the resolved recipe of a run that is resumed; None: that of the request.
+        data, source: its data and its model, if they are read already.
         """
         recipe = recipe or _recipe_of(request, device)
-        folder = ModelFolder(resolve_model(request.model))
-        self.model_name, self.model = request.model, folder.load(needs={"encoder"})
+        folder = source[0] if source else ModelFolder(resolve_model(request.model))
+        self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
+        self.source = folder, self.model
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
             group=request.group, read=request.read, validation=request.validation,
@@ -258,11 +261,11 @@ class FinetuneJob:
             return job
         if method == self.method:
             return self
-        return FinetuneJob(replace(self.request, method=method), self.device, self.recipe, self.data)
+        return FinetuneJob(replace(self.request, method=method), self.device, self.recipe, self.data, self.source)
 
     def fold(self, number: int) -> "FinetuneJob":
         """The job of a fold: without the rows of a part, which are its dev data."""
-        job = FinetuneJob(self.request, self.device, self.recipe, self.data.fold(number))
+        job = FinetuneJob(self.request, self.device, self.recipe, self.data.fold(number), self.source)
         job.evaluate_every = job.num_steps
         return job
 
