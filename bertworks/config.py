@@ -1,6 +1,7 @@
 """Tables of settings: TOML text <-> frozen dataclasses, with errors that say where and what to type."""
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
 NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
 MAX_SIZE = 1 << 20  # of what a model folder tells to reserve
 Size = Annotated[int, Range(f"1 to {MAX_SIZE:,}", lambda x: 1 <= x <= MAX_SIZE)]
+AboveZero = Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)]
 SizeOrZero = Annotated[int, Range(f"0 to {MAX_SIZE:,}", lambda x: 0 <= x <= MAX_SIZE)]
 
 

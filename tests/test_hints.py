@@ -1006,6 +1006,16 @@ def test_no_row_has_a_text(shell: Shell) -> None:
     assert "5 rows" in shell.works("evaluate", "task", classifier, data, "--text", "body")
 
 
+@says("{}; or skip all rows without a label: --skip-unlabelled")
+def test_rows_without_a_label(shell: Shell, model: Path) -> None:
+    data = table("d.csv", ("text", "label"), *((f"a film {n}", ("pos", "neg", "")[n % 3]) for n in range(60)))
+    answer = shell.fails("check", data, "--model", model)
+    advice = shell.shows(answer, "{}; or skip all rows without a label: --skip-unlabelled")
+    answer = shell.works("check", data, "--model", model, advice.split()[-1])
+    assert "rows without a label, left out: 20" in answer
+    assert "--skip-unlabelled" in answer.split("next: ")[1]
+
+
 @says("--text {}")
 def test_a_model_of_pairs(shell: Shell) -> None:
     pairs = write_head(Path("pairs"), task="regression", text=("a", "b"))
@@ -1275,7 +1285,7 @@ def test_documents(shell: Shell, model: Path) -> None:
     shell.shows(answer, "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out")
     shell.works("finetune", data, *words, "-o", "left out")
     sentences = data.read_text().strip().split("\n\n")
-    parts = ["\n\n".join(["-DOCSTART-\tO", *sentences[n : n + 4]]) for n in range(0, len(sentences), 4)]
+    parts = ["\n\n".join(["-DOCSTART-\tO", *sentences[n : n + 5]]) for n in range(0, len(sentences), 5)]
     data.write_text("\n\n".join(parts) + "\n")
     shell.works("finetune", data, *words, *context, "-o", "with documents")
     answer = shell.works("finetune", data, *words, "-o", "split")

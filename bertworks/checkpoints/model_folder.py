@@ -25,7 +25,7 @@ from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface, 
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
-from bertworks.config import Settings, Size, SizeOrZero, build
+from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError, quoted
@@ -53,7 +53,7 @@ class TaskConfig(Settings):
     document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
     text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
-    threshold: see `inference.decoding`.
+    threshold, temperature: see `inference.decoding`.
     vectors: what of a sequence is classified, see `training.task_heads`.
     bare_types: see `Schema`.
     """
@@ -74,6 +74,7 @@ class TaskConfig(Settings):
     lstm_units: SizeOrZero = 0
     threshold: float | None = None
     vectors: SentenceVectors = "pooler"
+    temperature: AboveZero = 1.0
     bare_types: bool = False
 
     @property

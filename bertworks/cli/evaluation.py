@@ -70,7 +70,7 @@ def task(
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
     result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
     console.say("\n".join(result["notes"]))
-    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'])}"]
+    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'])}"]
     if exact := result.get("figures_fp32"):
         lines.append(f"in fp32: {format_metrics(exact)}")
 
@@ -119,10 +119,11 @@ def squad(
             write_json(output, answers)
     result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
     ids = {"questions without an answer": result["missing_ids"], "answers without a question": result["unknown_ids"]}
-    figures = (
-        (name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items() if v not in ids.values()
-    )
-    yield result, console.table(figures)
+    intervals = result["intervals"]
+    figures = {name: v for name, v in result.items() if v is not intervals and v not in ids.values()}
+    shown = {name: f"{v:,}" if isinstance(v, int) else str(v) for name, v in figures.items()}
+    shown |= {name: f"{shown[name]} ({low:.1f} to {high:.1f})" for name, (low, high) in intervals.items()}
+    yield result, console.table(shown.items())
     for what, identities in ids.items():
         if identities:
             more = ", ..." if len(identities) > 5 else ""

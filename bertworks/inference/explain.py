@@ -294,7 +294,8 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     frozen = network.features is not None
     if frozen and attributed[-1] is not None:
         notes.append("the encoder of this model is frozen and has no gradients: there is only occlusion")
-    return _Prediction(network.encoder, network.logits, attributed, tuple(rows), notes, frozen)
+    logits = network.logits
+    return _Prediction(network.encoder, lambda x: logits(x) / d.temperature, attributed, tuple(rows), notes, frozen)
 
 
 def _explained(

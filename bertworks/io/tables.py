@@ -51,6 +51,7 @@ class ReadOptions:
         decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
         label_separator: The mark between several labels in one cell. Unset: inferred and printed.
         label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order: toxic,insult.
+        skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
@@ -82,6 +83,7 @@ class ReadOptions:
     decimal: Literal[".", ","] = "."
     label_separator: str | None = None
     label_names: str | None = None
+    skip_unlabelled: bool = False
 
     @property
     def words(self) -> list[str]:

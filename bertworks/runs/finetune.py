@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,16 +16,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from bertworks.checkpoints.model_folder import WEIGHTS
+from bertworks.batching.features import Features
+from bertworks.batching.sampling import keyed_rng
+from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe
 from bertworks.datasets.values import names_of
 from bertworks.errors import UsageError, quoted
 from bertworks.events import Event, duration, forward_events
-from bertworks.inference.decoding import Decoder, make_featurizer
+from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
+from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
 from bertworks.runs.cross_validation import FOLDER, choose_method
 from bertworks.runs.data_splits import LabelledData, Method, Validation
@@ -38,6 +42,7 @@ from bertworks.training.device import choose_device, disable_heap_trim
 from bertworks.training.recipe import load_finetune_recipe
 
 WORST = 25  # mistakes on the page; errors.csv has all
+FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
@@ -99,8 +104,10 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
     else:
         done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
-        figures, text = evaluate_on_dev(job, output, device)
-        results = {"figures": figures, "metric": job.metric, "score": figures[job.metric], "method": job.method}
+        result, text = evaluate_on_dev(job, output, device)
+        score = result["figures"][job.metric]
+        results = {"figures": result["figures"], "metric": job.metric, "score": score, "method": job.method}
+        results |= {name: result[name] for name in ("rows", "intervals", "calibration")}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
         write_json(output / FINISHED, content)
         for name in ("checkpoints", FOLDER):  # a finished run is not resumed
@@ -118,43 +125,113 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
     return Event("done", f"{output}: a linear head, fitted in {duration(seconds)}", figures)
 
 
-def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, float], str]:
-    """The figures of the model in the folder on dev, and the last message to the user. The best threshold is stored in
-    the model. Writes errors.csv, README.md, report.html and last result.json.
+def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, Any], str]:
+    """The result for the model in the folder on dev, as in result.json, and the last message to the user. The threshold
+    and the temperature are stored in the model. Writes errors.csv, README.md, report.html and last result.json.
 
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
     """
-    d, items, logits = job.description, [features.item for features in job.dev], job.dev_logits(folder, device)
-    answers, threshold = list(map(Decoder(d), job.dev, logits)), {}
-    if "threshold" in (figures := task_metrics.compute_metrics(d, items, answers)):
-        d = replace(d, threshold=task_metrics.best_threshold(answers, figures))
-        d.save(folder)
-        answers, threshold = list(map(Decoder(d), job.dev, logits)), {"threshold": d.threshold}
+    d, answers, reliability = fit_outputs(job.description, job.dev, job.dev_logits(folder, device))
+    d.save(folder)
+    items = [features.item for features in job.dev]
     results, wrong = task_metrics.task_results(d, job.dev, answers)
+    sums = task_metrics.row_sums(d, items, answers, job.metric)
+    samples = intervals.resampled(sums, task_metrics.groups_of(d, items))
     result = {
         "weights_sha256": sha256(folder / WEIGHTS),
         **results,
-        "figures": results["figures"] | threshold,
+        "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
+        "calibration": reliability,
+        "resamples": np.round(samples, 6).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
         "points": task_metrics.points(items, answers) if d.task == "regression" else [],
         "worst": [asdict(mistake) for mistake in wrong[:WORST]],
     }
     write_errors(folder / "errors.csv", d, wrong)
-    write_text(folder / "README.md", job.card(folder, result["figures"]))
+    write_text(folder / "README.md", job.card(folder, result["figures"], result))
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    return result["figures"], _summary(folder, result)
+    return result, _summary(folder, result)
+
+
+def fit_outputs(
+    d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
+) -> tuple[TaskConfig, list[Answer], dict[str, Any]]:
+    """The task with the threshold and the temperature that fit labelled rows; predictions for these rows, with a
+    threshold that fits the other half of the rows, so that their scores are those of new rows; and the calibration
+    error before and after, estimated in the same way; {}: there are too few rows, or no probabilities of labels.
+
+    Contexts and documents are in one half. Few rows: only the threshold of "no answer" is fitted.
+    """
+    enough = len(rows) >= FEWEST_CALIBRATED and d.task not in ("regression", "qa")
+    halves = _halves(task_metrics.groups_of(d, [one.item for one in rows]))
+    if not all(halves) or not (enough or d.threshold is not None):
+        return d, list(map(Decoder(d), rows, logits)), {}
+    answers, temperatures = [Answer()] * len(rows), np.ones(len(rows))
+    for half, others in (halves, halves[::-1]):
+        fitted = _fitted(d, [rows[n] for n in others], [logits[n] for n in others])
+        for n in half:
+            answers[n], temperatures[n] = Decoder(fitted)(rows[n], logits[n]), fitted.temperature
+    fitted = _fitted(d, rows, logits)
+    if fitted.threshold is None:  # the labels are the same
+        answers = list(map(Decoder(fitted), rows, logits))
+    if not enough:
+        return fitted, answers, {}
+    x, gold, row_of = gold_logits(d, rows, logits)
+    reliability: dict[str, Any] = {"temperature": fitted.temperature, "rows": len(rows)}
+    for name, divisor in (("before", np.ones(len(x))), ("after", temperatures[row_of])):
+        sides = calibration.confidences(x, gold, divisor)
+        error, interval = calibration.expected_calibration_error(*sides, np.repeat(row_of, len(sides[0]) // len(x)))
+        reliability[name] = {"error": error, "interval": interval}
+    before, after = (task_metrics.format_score("", *reliability[name].values()) for name in ("before", "after"))
+    how = f"calibrated on {len(rows):,} rows with the temperature {fitted.temperature:.3g}"
+    return fitted, answers, reliability | {"text": f"{how}: expected calibration error {after}, before {before}"}
+
+
+def _halves(groups: Sequence[Hashable]) -> list[list[int]]:
+    names = list(dict.fromkeys(groups))
+    first = {names[n] for n in keyed_rng("halves", 0).permutation(len(names))[: len(names) // 2]}
+    return [[n for n, name in enumerate(groups) if (name in first) == side] for side in (True, False)]
+
+
+def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
+    """The task with the temperature and then the threshold that fit these rows."""
+    if d.task == "qa":
+        answers = list(map(Decoder(d), rows, logits))
+        figures = task_metrics.compute_metrics(d, [features.item for features in rows], answers)
+        return replace(d, threshold=task_metrics.best_threshold(answers, figures)) if "threshold" in figures else d
+    x, gold, _ = gold_logits(d, rows, logits)
+    d = replace(d, temperature=calibration.fit_temperature(x, gold))
+    return (
+        replace(d, threshold=calibration.best_label_threshold(sigmoid(x / d.temperature), gold))
+        if d.task == "multilabel"
+        else d
+    )
+
+
+def gold_logits(
+    d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
+) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
+    """Logits [n, labels] and gold labels as in `metrics.calibration`, of all words or tokens, or of each row; and the
+    number of the row of each."""
+    gold = [np.concatenate([example.target.labels for example in features.unit]) for features in rows]
+    if d.task == "choice":
+        return np.stack([x[:, 0] for x in logits]), np.stack(gold).argmax(1), np.arange(len(rows))
+    return np.concatenate(logits), np.concatenate(gold), np.repeat(np.arange(len(rows)), list(map(len, gold)))
 
 
 def _summary(folder: Path, result: Mapping[str, Any]) -> str:
-    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'])} on dev"]
+    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'], result['intervals'])} on dev"]
     if result["task"] == "regression":
         errors = [abs(gold - predicted) for gold, predicted in result["points"]]
         lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
     elif result["mistakes"]:
         most = f": {result['frequent']}" if result["frequent"] else ""
         lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + most)
+    if result["task"] not in ("regression", "qa"):
+        few = f"not calibrated: that needs {FEWEST_CALIBRATED} rows in dev"
+        lines.append(f"probabilities: {result['calibration'].get('text', few)}")
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
@@ -95,7 +96,7 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     if evaluations:
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
-        figures = format_metrics(result["figures"] if result else best)
+        figures = format_metrics(result["figures"], result.get("intervals", {})) if result else format_metrics(best)
         summary.append(f"best after step {best['step']:,}: {figures}")
     sections.append(svg.preformatted("Data", data))
     return _write(folder, "fine-tuning", summary, sections)
@@ -162,6 +163,8 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
         shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
         columns: list[Column] = [("name", part, str), *shares, ("support", "support", "{:,.0f}".format)]
         yield svg.figures(f"By {part}", columns, [{"name": name, **row} for name, row in parts.items()])
+    if reliability := result.get("calibration"):
+        yield svg.section("Probabilities", f"<p>{escape(reliability['text'])}</p>")
     if worst := result["worst"]:
         note, last, show = counted(result["mistakes"], result["rows"]), "score", svg.percent
         if result["task"] == "regression":
@@ -196,7 +199,18 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
 
 
+def note_choice(folder: Path, sentence: str) -> None:
+    """Writes how a model was chosen into its card and its page, before its figures."""
+    for name, mark, note in (
+        ("README.md", "## Quality\n", f"## Quality\n\n{sentence}\n"),
+        ("report.html", '<p class="summary">', f'<p class="summary">{escape(sentence)}</p>\n<p class="summary">'),
+    ):
+        if (path := folder / name).exists():
+            write_text(path, path.read_text(encoding="utf-8").replace(mark, note, 1))
+
+
 MAX_LABELS = 50  # of a table
+NOT_EVALUATED: Mapping[str, Any] = MappingProxyType({})  # the result before the final evaluation
 _PIPELINES: Mapping[TaskType, str] = {
     "classification": "text-classification", "multilabel": "text-classification", "regression": "text-classification",
     "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
@@ -213,7 +227,8 @@ _OPTIONS: Mapping[TaskType, str] = {  # of a pipeline in transformers
 }
 _LIMITS = """
 The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
-part of that text, even if the text has nothing to do with the task. Its probabilities are not calibrated."""
+part of that text, even if the text has nothing to do with the task.
+"""
 _CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
 
 
@@ -224,12 +239,13 @@ def task_card(
     model_name: str,
     data_report: DatasetReport,
     figures: Mapping[str, float],
+    result: Mapping[str, Any] = NOT_EVALUATED,
 ) -> str:
     """The card of a fine-tuned model.
 
     Args:
         model_name: the model that was fine-tuned, as in the command.
-        figures: metrics on dev.
+        figures: metrics on dev. result: as in result.json; {}: before the final evaluation.
     """
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     base = model_name if is_model_name(model_name) else Path(model_name).name
@@ -239,10 +255,10 @@ def task_card(
 A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
 It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
     sections = {
-        "Quality": _quality(data_report, figures),
+        "Quality": _quality(data_report, figures, result.get("intervals", {})),
         "Data": _data(data_report),
         "Use": _usage(d),
-        "Limits": _LIMITS,
+        "Limits": _LIMITS + _probabilities(d, result),
         "Recipe": render_code("toml", dump_recipe(recipe)),
         "Software": render_table(("Package", ""), versions()),
     }
@@ -258,10 +274,19 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
     return fields | {"tags": f"[bert, bertworks, {d.task}]"}
 
 
-def _quality(data_report: DatasetReport, figures: Mapping[str, float]) -> str:
+def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
+    if d.task == "regression":
+        return ""
+    if not (calibration := result.get("calibration")):
+        return "Its probabilities are not calibrated."
+    divide = f"In transformers, divide the logits by {calibration['temperature']:.4g} to get the same probabilities."
+    return f"Its probabilities are {calibration['text']}.\n{divide}"
+
+
+def _quality(data_report: DatasetReport, figures: Mapping[str, float], intervals: Mapping[str, Any]) -> str:
     note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
-    return f"""{render_table(("On dev", ""), titled_metrics(figures))}
+    return f"""{render_table(("On dev", "with 95 % interval" if intervals else ""), titled_metrics(figures, intervals))}
 Dev: {note}.
 These rows also selected the checkpoint: expect slightly lower figures on other texts.
 """

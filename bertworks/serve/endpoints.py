@@ -210,7 +210,7 @@ class FinetunedEndpoints:
     def rerank(self, request: Request) -> Steps:
         def score(_: Features, logits: Rows) -> float:
             value = logits[0, 1:] - logits[0, :1] if self._config.labels else logits[0]
-            return float(value[0] if request["raw_scores"] else sigmoid(value)[0])
+            return float(value[0] if request["raw_scores"] else sigmoid(value / self._config.temperature)[0])
 
         scores = yield from self._answers([(request["query"], text) for text in request["texts"]], request, score)
         items = [{"index": n, "score": score} for n, score in enumerate(scores)]
