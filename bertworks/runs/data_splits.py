@@ -100,9 +100,8 @@ def read_data(
     if fold is not None and dev is not None:
         hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
         raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(data), hint=hint)
-    reader, dev_reader = _open(path, dev, read, is_fold=fold is not None)
+    (reader, dev_reader), empty = _open(path, dev, read, is_fold=fold is not None), IssueCounter()
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
-    empty = IssueCounter()
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
     if schema.task == "tagging":
@@ -122,21 +121,13 @@ def read_data(
         notes += [f"evaluated on {how}", *_document_notes(train, held_out, schema)]
     if empty.count:
         notes.append(f"rows without text are left out: {empty}")
-    if schema.task == "spans":
-        notes += _count_note(list(filter(overlapping, train)), "texts have overlapping spans: the later one wins")
-    if schema.task == "qa":
-        wrong = list(filter(misplaced, train))
-        train = [item for item in train if not misplaced(item)]
-        notes += _count_note(wrong, "answers are not at their position in the context, and are left out of train")
+    train = _usable(train, schema, notes)
     parts: tuple[list[int], ...] = ()
     if fold is None and _wants_parts(validation, train):
-        parts = _cut_into_parts(
-            train, schema, _groups(train, schema, notes if by_parts else [], by_document=by_document)
-        )
+        groups = _groups(train, schema, notes if by_parts else [], by_document=by_document)
+        parts = _cut_into_parts(train, schema, groups)
     if by_parts:
-        held_out = [train[n] for part in parts[:EVALUATED] for n in part]
-        how = f"{len(held_out):,} of the {len(train):,} rows, by models of the other rows ({PARTS} folds)"
-        notes += [f"evaluated on {how}", *_document_notes(*_of_fold(train, parts[0]), schema)]
+        held_out = _validated_rows(train, parts, schema, notes)
     if not train or not held_out or not all(parts):
         what = f"{len(all_items)} rows are too few to train and to evaluate"
         raise BertworksError(what, where=str(path), hint="--dev FILE")
@@ -151,6 +142,24 @@ def _cut_into_parts(rows: Sequence[Item], schema: Schema, groups: Sequence[Hasha
     """The numbers of the rows in each of PARTS parts of equal size."""
     strata = _strata(rows, schema, groups, keyed_rng("folds", 0))
     return tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
+
+
+def _validated_rows(train: Sequence[Item], parts: Sequence[list[int]], schema: Schema, notes: list[str]) -> list[Item]:
+    rows = [train[n] for part in parts[:EVALUATED] for n in part]
+    notes.append(f"evaluated on {len(rows):,} of the {len(train):,} rows, by models of the other rows ({PARTS} folds)")
+    notes += _document_notes(*_of_fold(train, parts[0]), schema)
+    return rows
+
+
+def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
+    """The rows that can be learned. Notes name the others."""
+    if schema.task == "spans":
+        notes += _count_note(list(filter(overlapping, train)), "texts have overlapping spans: the later one wins")
+    if schema.task != "qa":
+        return train
+    what = "answers are not at their position in the context, and are left out of train"
+    notes += _count_note(list(filter(misplaced, train)), what)
+    return [item for item in train if not misplaced(item)]
 
 
 def _of_fold(rows: Sequence[Item], part: Collection[int]) -> tuple[list[Item], list[Item]]:

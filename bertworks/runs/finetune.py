@@ -31,13 +31,13 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
-from bertworks.runs.cross_validation import FOLDER, choose_method
 from bertworks.runs.data_splits import LabelledData, Method, Validation
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
+from bertworks.runs.validation import FOLDER, choose_method
 from bertworks.training.device import choose_device, disable_heap_trim
 from bertworks.training.recipe import load_finetune_recipe
 
