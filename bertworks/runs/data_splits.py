@@ -97,10 +97,7 @@ def read_data(
         BertworksError: rows that cannot be used for training: all of them, with their lines; too few rows.
     """
     path, dev = find_files(Path(data), None if dev is None else Path(dev))
-    if fold is not None and dev is not None:
-        hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
-        raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(data), hint=hint)
-    (reader, dev_reader), empty = _open(path, dev, read, is_fold=fold is not None), IssueCounter()
+    (reader, dev_reader), empty = _open(path, dev, read, fold), IssueCounter()
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
@@ -129,8 +126,8 @@ def read_data(
     if by_parts:
         held_out = _validated_rows(train, parts, schema, notes)
     if not train or not held_out or not all(parts):
-        what = f"{len(all_items)} rows are too few to train and to evaluate"
-        raise BertworksError(what, where=str(path), hint="--dev FILE")
+        raise BertworksError(f"{len(all_items)} rows are too few to train and to evaluate",
+                             where=str(path), hint="--dev FILE")  # fmt: skip
     return LabelledData(schema, train, held_out, notes, parts, by_parts)
 
 
@@ -168,8 +165,11 @@ def _of_fold(rows: Sequence[Item], part: Collection[int]) -> tuple[list[Item], l
     return [item for n, item in enumerate(rows) if n not in held_out], [rows[n] for n in part]
 
 
-def _open(path: Path, dev: Path | None, read: ReadOptions, *, is_fold: bool) -> tuple[RowReader, RowReader | None]:
+def _open(path: Path, dev: Path | None, read: ReadOptions, fold: Fold | None) -> tuple[RowReader, RowReader | None]:
     """The readers of the training data and of the dev data, if there is any: a file, or a part of the same file."""
+    if fold is not None and dev is not None:
+        hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
+        raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(path), hint=hint)
     try:
         return RowReader(path, read), None if dev is None else RowReader(dev, read)
     except SplitsError as error:
@@ -178,7 +178,7 @@ def _open(path: Path, dev: Path | None, read: ReadOptions, *, is_fold: bool) -> 
         if dev is not None or read.split or len(train) != 1 or len(held) > 1:
             raise
         readers = [RowReader(path, replace(read, split=name)) for name in (*train, *held)]
-        return readers[0], readers[1] if held and not is_fold else None
+        return readers[0], readers[1] if held and fold is None else None
 
 
 def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[Item]:
