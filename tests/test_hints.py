@@ -85,6 +85,7 @@ NOT_TYPED = {  # why a template is not tested here
     "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
+    **dict.fromkeys(("--method frozen", "--method cosine", "another --model"), "test_baselines: what can help"),
 }  # fmt: skip
 
 FAST = ("--set", "epochs=1", "--set", "batch_size=8", "--set", "optimizer.learning_rate=2e-3", "--device", "cpu")

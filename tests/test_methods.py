@@ -23,7 +23,7 @@ from bertworks.runs.data_splits import EVALUATED, PARTS, read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.validation import choose_method
-from bertworks.training.linear_head import PRIOR_DEVIATION, fit_linear_head
+from bertworks.training.linear_head import SEQUENCE_DEVIATION, fit_linear_head
 from bertworks.training.task_heads import Classification, MultiLabel, Regression
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
@@ -39,7 +39,7 @@ def run(data: Path, output: Path, model: Path, **options: Any) -> tuple[Event, l
 def logistic(x: np.ndarray, labels: list[str]) -> Callable[[np.ndarray], np.ndarray]:
     """The probabilities of scikit-learn's logistic regression with the same prior."""
     scaler = StandardScaler().fit(x)
-    fitted = LogisticRegression(C=PRIOR_DEVIATION**2 / x.shape[1], max_iter=1000, tol=1e-8)
+    fitted = LogisticRegression(C=SEQUENCE_DEVIATION**2 / x.shape[1], max_iter=1000, tol=1e-8)
     fitted.fit(scaler.transform(x), labels)
     return lambda new: fitted.predict_proba(scaler.transform(new))
 
@@ -62,13 +62,13 @@ def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(model: Path,
     assert found == pytest.approx(softmax(np.log(expected) / temperature), abs=2e-4)
 
 
-def test_pairs_have_both_vectors_their_difference_product_and_cosine(model: Path, tmp_path: Path) -> None:
+def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(model: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pairs.tsv")
     run(data, tmp_path / "out", model, method="frozen")
     rows = read_data(data, validation="folds").train
     sides = [vectors_of(model, [item.texts[n] for item in rows]) for n in (0, 1)]
     u, v = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
-    x = np.concatenate([u, v, abs(u - v), u * v, (u * v).sum(1, keepdims=True)], 1)
+    x = np.concatenate([abs(u - v), u * v, (u * v).sum(1, keepdims=True)], 1)
     scaler = StandardScaler().fit(x)
     fitted = RidgeCV(alphas=np.logspace(-1, 5, 25)).fit(scaler.transform(x), [item.label for item in rows])
     answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict([item.texts for item in rows[:20]])

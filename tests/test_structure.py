@@ -48,6 +48,7 @@ ALSO = {  # what single modules may import
     "runs.task_metrics": "numpy scipy torch",
     "training.linear_head": "numpy sklearn torch",
     "retrieval.store": "faiss",
+    "runs.baselines": "scipy sklearn",
     "serve.application": "msgspec prometheus_client starlette uvicorn",
     "serve.metrics": "prometheus_client",
     "serve.openapi": "msgspec",

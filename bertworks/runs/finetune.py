@@ -31,7 +31,8 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
-from bertworks.runs.data_splits import LabelledData, Method, Validation
+from bertworks.runs.baselines import FINETUNED, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
+from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
@@ -107,7 +108,7 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
         result, text = evaluate_on_dev(job, output, device)
         score = result["figures"][job.metric]
         results = {"figures": result["figures"], "metric": job.metric, "score": score, "method": job.method}
-        results |= {name: result[name] for name in ("rows", "intervals", "calibration")}
+        results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
         write_json(output / FINISHED, content)
         for name in ("checkpoints", FOLDER):  # a finished run is not resumed
@@ -138,11 +139,14 @@ def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tup
     results, wrong = task_metrics.task_results(d, job.dev, answers)
     sums = task_metrics.row_sums(d, items, answers, job.metric)
     samples = intervals.resampled(sums, task_metrics.groups_of(d, items))
+    simple = _simple_answers(job, FrozenEncoder(job.model, device, d.max_length))
+    compared = compare_baselines(d, job.metric, job.dev, {FINETUNED: answers, **simple})
     result = {
         "weights_sha256": sha256(folder / WEIGHTS),
         **results,
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
         "calibration": reliability,
+        "baselines": compared,
         "resamples": np.round(samples, 6).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
         "points": task_metrics.points(items, answers) if d.task == "regression" else [],
@@ -153,6 +157,20 @@ def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tup
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return result, _summary(folder, result)
+
+
+def _simple_answers(job: FinetuneJob, encoder: FrozenEncoder) -> dict[str, list[Answer]]:
+    """Predictions of simple methods for the dev rows. In a cross-validation they learn from the same rows as the model
+    that predicts a part."""
+    if not job.data.is_validated:
+        return baseline_answers(job.train, job.dev, job.description, encoder, seed=job.seed)
+    found = []
+    for part in job.data.parts[:EVALUATED]:
+        others = [job.train[n] for n in sorted(set(range(len(job.train))) - set(part))]
+        rows = [job.train[n] for n in part]
+        found.append(baseline_answers(others, rows, job.description, encoder, seed=job.seed))
+    shared = [name for name in found[0] if all(name in answers for answers in found)]
+    return {name: [answer for answers in found for answer in answers[name]] for name in shared}
 
 
 def fit_outputs(
@@ -234,6 +252,10 @@ def _summary(folder: Path, result: Mapping[str, Any]) -> str:
         lines.append(f"probabilities: {result['calibration'].get('text', few)}")
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
+    table = format_baselines(result["baselines"])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    lines[1:1] = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+    lines += filter(None, [result["baselines"]["verdict"]])
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
+from bertworks.runs.baselines import FINETUNED, format_baselines
 from bertworks.runs.dataset_report import DatasetReport
 from bertworks.runs.run_folder import describe, named_measures, read_metrics, versions
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, Mistake, counted, format_metrics, titled_metrics
@@ -31,6 +32,11 @@ Column = tuple[str, str, Show]  # name of the figure, title, format
 
 def _show(name: str) -> Show:
     return svg.percent if name in SHARES else svg.plain
+
+
+def _title(metric: str) -> str:
+    name = NAMES.get(metric, metric)
+    return f"{name[0].upper()}{name[1:]} on dev"
 
 
 OBJECTIVE_CHARTS: list[Chart] = [
@@ -87,12 +93,13 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     summary = _spent(steps, evaluations)
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
-    title = f"{NAMES[metric][0].upper()}{NAMES[metric][1:]} on dev"
+    title = _title(metric)
     charts = [("Loss", "loss", svg.plain, False), (title, metric, _show(metric), False), *OPTIMIZATION_CHARTS]
     drawn = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawn.append(svg.scatter("Numbers of dev", result["points"], "right", "answered"))
     sections = [svg.side_by_side(drawn), *(_evaluation_sections(result) if result else ())]
+    sections[:0] = _comparison(result["baselines"]) if result and result.get("baselines") else ()
     if evaluations:
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
@@ -102,10 +109,43 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     return _write(folder, "fine-tuning", summary, sections)
 
 
+def _comparison(compared: Mapping[str, Any]) -> Iterable[str]:
+    """The score of the model and of the best simple method as the headline; what follows; all of them in a picture."""
+    heads, ours, *others = format_baselines(compared)
+    best, metric = " ".join(others[compared["best"]][:2]), compared["metric"]
+    yield svg.headline(f"{_title(metric)} {ours[1]}; {best}", compared["verdict"])
+    bars = [(one["method"], one["score"], one["interval"]) for one in compared["methods"]]
+    picture = svg.intervals(_title(metric), bars, _show(metric), FINETUNED)
+    yield svg.section("Beside simple methods", picture + svg.words(heads, [ours, *others], wraps=False))
+
+
+def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary: str) -> Path:
+    """Draws the page of many fine-tunings and returns its path.
+
+    Args:
+        done: of each its folder, metric, seconds and baselines. summary: of all, in words.
+
+    Raises:
+        BertworksError: the page cannot be written.
+    """
+    bars, rows, metric = [], [], done[0]["metric"]
+    for one in done:
+        _, ours, *others = format_baselines(one["baselines"])
+        model = one["baselines"]["methods"][0]
+        bars.append((one["folder"], model["score"], model["interval"]))
+        best = " ".join(others[one["baselines"]["best"]][:2])
+        rows.append([one["folder"], ours[1], best, duration(one["seconds"])])
+    table = svg.words(["fine-tuning", f"{_title(metric)} (95 %)", "best simple method", "time"], rows, wraps=False)
+    picture = svg.intervals(_title(metric), bars, _show(metric))
+    sections = [svg.preformatted("Result", summary), svg.section("All fine-tunings", picture + table)]
+    write_text(folder / "report.html", svg.page(folder.resolve().name, f"{len(done)} fine-tunings", "", sections))
+    return folder / "report.html"
+
+
 def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> Path:
     """The page, with the recipe of the run and the software it was begun with at the end."""
     recipe, run = folder / "recipe.toml", folder / "run.json"
-    sections += [svg.preformatted("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
+    sections += [svg.folded("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
     if software := read_json(run).get("versions") if run.exists() else None:
         sections.append(svg.software(software))
     write_text(folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections))
@@ -232,6 +272,9 @@ part of that text, even if the text has nothing to do with the task.
 _CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
 
 
+_SELECTED = "These rows also selected the checkpoint: expect slightly lower figures on other texts.\n"
+
+
 def task_card(
     folder: Path,
     d: TaskConfig,
@@ -255,7 +298,7 @@ def task_card(
 A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
 It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
     sections = {
-        "Quality": _quality(data_report, figures, result.get("intervals", {})),
+        "Quality": _quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
         "Data": _data(data_report),
         "Use": _usage(d),
         "Limits": _LIMITS + _probabilities(d, result),
@@ -283,12 +326,17 @@ def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
     return f"Its probabilities are {calibration['text']}.\n{divide}"
 
 
-def _quality(data_report: DatasetReport, figures: Mapping[str, float], intervals: Mapping[str, Any]) -> str:
+def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]) -> str:
     note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
-    return f"""{render_table(("On dev", "with 95 % interval" if intervals else ""), titled_metrics(figures, intervals))}
+    intervals, compared = result.get("intervals", {}), ""
+    if baselines := result.get("baselines"):
+        heads, *rows = format_baselines(baselines)
+        verdict = f"\n{baselines['verdict']}.\n" if baselines["verdict"] else ""
+        compared = f"\n{render_table(heads, {name: tuple(cells) for name, *cells in rows})}{verdict}"
+    scores = render_table(("On dev", "with 95 % interval" if intervals else ""), titled_metrics(figures, intervals))
+    return f"""{scores}{compared}
 Dev: {note}.
-These rows also selected the checkpoint: expect slightly lower figures on other texts.
 """
 
 

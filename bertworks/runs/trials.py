@@ -18,12 +18,12 @@ from bertworks.metrics.classification import confidence_interval
 from bertworks.metrics.intervals import SAMPLES, Array, Interval, interval_of_mean
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneRequest
-from bertworks.runs.report import note_choice
+from bertworks.runs.report import note_choice, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
 from bertworks.runs.task_metrics import NAMES, bounded, format_score
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
-NOT_COPIED = ("metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
+NOT_COPIED = ("report.html", "metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
 
 
 class Trial(NamedTuple):
@@ -93,6 +93,7 @@ def run_trials(
         numbers = {"seed": trial.request.seed, "fold": trial.request.fold}
         results = {name: event.fields[name] for name in ("metric", "score", "figures", "seconds")}
         results["rows"] = event.fields.get("rows", 0)  # of dev; folders of earlier versions do not say
+        results["baselines"] = event.fields.get("baselines")
         done.append({"folder": trial.folder, "setting": trial.setting, **numbers, **results})
         samples.append(_samples(folder, done[-1]))
         settings = summary(done, samples)
@@ -105,8 +106,10 @@ def run_trials(
                 shutil.copyfile(output / best["folder"] / name, temporary)
     shown = format_score(best["metric"], best["score"])
     choice = f"the best of {len(done)} trainings, chosen by its {shown} on dev: expect the mean on new texts"
-    note_choice(output, f"This model is {choice}. The mean: {table(best['metric'], settings).partition(';')[0]}")
     text = f"{table(best['metric'], settings)}\n{output}: {choice} ({best['folder']})"
+    if compared := [result for result in done if result["baselines"]]:
+        text += f"\nsee {write_trials_report(output, compared, text)}"
+    note_choice(output, f"This model is {choice}. The mean: {table(best['metric'], settings).partition(';')[0]}")
     yield Event("done", text, {"folder": str(output), "trials": done, "settings": settings, "best": best})
 
 
