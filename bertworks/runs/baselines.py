@@ -208,7 +208,7 @@ def _linear(d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], stren
     # Labels are given above 0: where that is the best micro F1 on training rows that the model did not see.
     seen, numbers = np.zeros(y.shape, np.float32), np.arange(len(y))
     for fold in range(_FOLDS):
-        inside = numbers % _FOLDS == fold
+        inside = numbers * _FOLDS // len(y) == fold
         seen[inside] = learned(x[~inside], y[~inside], x[inside])
     order = np.argsort(-seen, None, kind="stable")
     f1 = 2 * np.cumsum(y.ravel()[order]) / (1 + np.arange(y.size) + y.sum())

@@ -101,8 +101,7 @@ def read_data(
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
-    if schema.task == "tagging":
-        schema = _with_scheme(schema, all_items, notes)
+    schema = _with_scheme(schema, all_items, notes)
     by_document, by_parts = group is not None or whole_documents, False
     if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
@@ -116,8 +115,7 @@ def read_data(
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
         how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
         notes += [f"evaluated on {how}", *_document_notes(train, held_out, schema)]
-    if empty.count:
-        notes.append(f"rows without text are left out: {empty}")
+    notes += [f"rows without text are left out: {empty}"] if empty.count else []
     train = _usable(train, schema, notes)
     parts: tuple[list[int], ...] = ()
     if fold is None and _wants_parts(validation, train):
@@ -192,6 +190,8 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
 def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) -> Schema:
     """The schema, which tells whether the tags are bare types of entities. They need an O that is more frequent than
     each type: else they are parts of speech. A note says what the tags mark."""
+    if schema.task != "tagging":
+        return schema
     most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][0]
     # One character before or after a type: the tags mark entities in a way that is not known.
     marked = sum(re.fullmatch(r"\w[-_].+|.+[-_]\w", tag) is not None for tag in schema.labels)

@@ -38,6 +38,7 @@ def fit_linear_head(task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.
     deviation[deviation < 1e-6 * max(1.0, float(deviation.max(initial=0)))] = np.inf  # constant: its weight is 0
     scaled = np.divide(x - mean, deviation)
     prior = (SEQUENCE_DEVIATION if task.pooled else TOKEN_DEVIATION) ** 2 / x.shape[1]
+    prior = 100.0 if x.shape[1] == 1 else prior  # a single feature is nearly free: there is nothing to overfit
     match task:
         case Regression():
             head = _ridge(scaled, labels.astype(np.float64))
