@@ -44,6 +44,7 @@ ALSO = {  # what single modules may import
     "interop.push": "huggingface_hub",
     "metrics.classification": "scipy sklearn",
     "retrieval.store": "faiss",
+    "retrieval.ranking": "snowballstemmer",
     "serve.application": "msgspec prometheus_client starlette uvicorn",
     "serve.metrics": "prometheus_client",
     "serve.openapi": "msgspec",

@@ -201,7 +201,8 @@ def search(
     if not hits:  # with bm25, or in an empty index
         console.say("nothing found")
     for hit in hits:
-        text = " ".join(hit["text"].split())
+        title = f"{hit['title']}: " if hit["title"] else ""
+        text = title + " ".join(hit["text"].removeprefix(hit["title"]).split())
         text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
         cosine = "" if hit["cosine"] is None or ranking == "dense" else f"cosine {hit['cosine']:.3f}  "
         yield hit, f"{hit['score']:.3f}  {cosine}{hit['id']}  {text}"

@@ -26,7 +26,7 @@ from bertworks.inference.predict import fingerprint, notes_on, portions
 from bertworks.io.tables import TITLE_NAMES, ReadOptions, find_column, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
-from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, stop_words_of, top_k, words_state
+from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state
 from bertworks.retrieval.store import MANIFEST, NAMED, Documents, Manifest, Sources, create_index, refuse_documents
 
 Ranking = Literal["hybrid", "dense", "bm25"]
@@ -215,9 +215,9 @@ class Index(Documents):
             yield from (self._scores(query, ranking, row) for query, row in zip(group, rows, strict=True))
 
     def _scores(self, query: str, ranking: Ranking, cosines: Scores | None) -> Scores:
-        if cosines is not None and ranking == "dense":
-            return cosines
-        return self._bm25(query) if cosines is None else fuse_rankings(cosines, self._bm25(query))
+        if cosines is None or ranking == "dense":
+            return self._bm25(query) if cosines is None else cosines
+        return fuse_rankings(cosines, self._bm25(query))
 
     @property
     def embedder(self) -> Embedder:
@@ -311,7 +311,7 @@ def index_file(
         documents: any file of rows or lines; "-" is standard input.
         model: None: the model of the index; `minilm` for a new index.
         text: columns, joined by a space; (): inferred, with the column of titles, if there is one, before that of the
-            text. The other columns are stored with the text, and so is the title.
+            text, unless all texts begin with their titles. The title and the other columns are stored with the text.
         identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
             replaces one with the same id.
         pooling, max_length, language: of a new index, see `Index.create`.
@@ -321,19 +321,14 @@ def index_file(
     """
     folder = Path(folder)
     reader = RowReader(documents, read)
-    columns, title, hint = text_columns(reader, text), usual_column(reader.columns, TITLE_NAMES) or "", ""
-    titles = [] if text else [row.values.get(title) for row in first_rows(reader)]
-    if title not in columns and any(titles) and all(isinstance(value, str | None) for value in titles):
-        hint = f"; --text {quoted(columns[0])} leaves the title out"
-        columns = (title, *columns)
+    columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     settings = {"pooling": pooling, "max_length": max_length, "language": language}
     index = _open_or_create(folder, model, device, **settings)
     id_note = id_column or "a number; a file that has changed is added again as a whole"
-    yield reading_note(reader, columns, f"id: {id_note}{hint}")
-    if index.language:
-        more = ", without stop words" if stop_words_of(index.language) else "; there is no list of its stop words"
-        yield Event("note", f"bm25 compares stems of {index.language}{more}")
+    id_note += f"; --text {quoted(columns[-1])} leaves the title out" if title in columns and not text else ""
+    id_note += f"; bm25 compares the stems of {index.language}" if index.language else ""
+    yield reading_note(reader, columns, f"id: {id_note}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
     source, empty, replaced = fingerprint(reader, columns, id_column), IssueCounter(), 0
@@ -353,8 +348,8 @@ def index_file(
             kept = [(row, text) for row, text in portion if text]
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            dropped = {id_column, *columns} - ({title} if len(columns) > 1 else set())
-            fields = [{k: v for k, v in row.values.items() if k not in dropped} for row, _ in kept]
+            used = {id_column, *columns} - {title}
+            fields = [{k: v for k, v in row.values.items() if k not in used} for row, _ in kept]
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
@@ -381,6 +376,17 @@ def _done(index: Index, what: str, replaced: int) -> Event:
     more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
     fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced}
     return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
+
+
+def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The columns of the text; and that of titles, which is stored as well, "" if there is none or it is all the text.
+    Titles are text unless `text` names other columns, or each text begins with its title."""
+    columns, title = text_columns(reader, text), usual_column(reader.columns, TITLE_NAMES) or ""
+    sample = [] if text else [(row.values.get(title), str(row.values.get(columns[0]))) for row in first_rows(reader)]
+    is_missing = any(name and not content.startswith(name) for name, content in sample if isinstance(name, str))
+    if title not in columns and is_missing and all(isinstance(name, str | None) for name, _ in sample):
+        columns = (title, *columns)
+    return columns, "" if columns == (title,) else title
 
 
 def _id_column(reader: RowReader, name: str | None, text_columns: Sequence[str]) -> str | None:

@@ -84,12 +84,11 @@ def stemmer_of(language: str) -> Any:
         UsageError: there is none. The hint lists all languages.
         BertworksError: snowballstemmer is not installed.
     """
-    with optional_import("the stems of words", "snowballstemmer"):
+    with optional_import("stemming", "snowballstemmer"):
         import snowballstemmer
-    names = [module.name for module in iter_modules(snowballstemmer.__path__) if module.name.endswith("_stemmer")]
-    if f"{language}_stemmer" not in names:
-        known = ", ".join(sorted(name.removesuffix("_stemmer") for name in names))
-        raise UsageError(f"there is no stemmer for the language {language!r}", hint=f"name one of {known}")
+    names = [name.removesuffix("_stemmer") for _, name, _ in iter_modules(snowballstemmer.__path__) if "_stem" in name]
+    if language not in names:
+        raise UsageError(f"there is no stemmer for {language!r}", hint=f"name one of {', '.join(sorted(names))}")
     module = import_module(f"snowballstemmer.{language}_stemmer")
     return getattr(module, f"{language.title().replace('_', '')}Stemmer")
 

@@ -267,13 +267,15 @@ class Documents:
         Raises:
             BertworksError: its stemmer is not installed, or is of another version than that of the index.
         """
-        language: str | None = self.manifest.fingerprint.get("language")
-        expected = self.manifest.fingerprint.get("stemmer")
-        if (found := words_state(language).get("stemmer")) != expected:
+        words, expected = (
+            words_state(self.manifest.fingerprint.get("language")),
+            self.manifest.fingerprint.get("stemmer"),
+        )
+        if (found := words.get("stemmer")) != expected:
             what = f"the words of this index were stemmed by {expected}, and {found} may give other stems"
             hint = f"bertworks index -o {quoted(self.folder)} --compact stems them again"
             raise BertworksError(what, where=str(self.folder), hint=hint)
-        return language
+        return words.get("language")
 
     def segment_of(self, number: int) -> tuple[Segment, int]:
         """The segment of a document, and the number of its row there."""
