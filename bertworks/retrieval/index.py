@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
@@ -34,6 +34,7 @@ RERANKED = 50  # minimum number of hits that are reranked
 _MIN_CANDIDATES = 128  # of approximate search
 _MAX_SCORES = 1 << 24  # in memory
 _COMPACTED_ROWS = 1 << 16  # of a segment that `compact` writes
+_NUMBERED = "a number; a file that has changed is added again as a whole"
 _ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
 
@@ -310,8 +311,8 @@ def index_file(
     Args:
         documents: any file of rows or lines; "-" is standard input.
         model: None: the model of the index; `minilm` for a new index.
-        text: columns, joined by a space; (): inferred, with the column of titles, if there is one, before that of the
-            text, unless all texts begin with their titles. The title and the other columns are stored with the text.
+        text: columns, joined by a space; (): inferred, and that of titles, unless all texts begin with their titles.
+            The title and the other columns are stored with the text.
         identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
             replaces one with the same id.
         pooling, max_length, language: of a new index, see `Index.create`.
@@ -319,21 +320,17 @@ def index_file(
     Raises:
         BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
     """
-    folder = Path(folder)
-    reader = RowReader(documents, read)
+    folder, reader = Path(folder), RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
-    settings = {"pooling": pooling, "max_length": max_length, "language": language}
-    index = _open_or_create(folder, model, device, **settings)
-    id_note = id_column or "a number; a file that has changed is added again as a whole"
-    id_note += f"; --text {quoted(columns[-1])} leaves the title out" if title in columns and not text else ""
-    id_note += f"; bm25 compares the stems of {index.language}" if index.language else ""
-    yield reading_note(reader, columns, f"id: {id_note}")
+    index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length, language=language)
+    hint = f"; --text {quoted(columns[-1])} leaves the title out" if title in columns and not text else ""
+    hint += f"; bm25 compares the stems of {index.language}" if index.language else ""
+    yield reading_note(reader, columns, f"id: {id_column or _NUMBERED}{hint}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
     source, empty, replaced = fingerprint(reader, columns, id_column), IssueCounter(), 0
     source = source if id_column is None else NAMED + source
-
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
         if complete:
@@ -348,8 +345,7 @@ def index_file(
             kept = [(row, text) for row, text in portion if text]
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            used = {id_column, *columns} - {title}
-            fields = [{k: v for k, v in row.values.items() if k not in used} for row, _ in kept]
+            fields = [_fields(row, {id_column, *columns} - {title}) for row, _ in kept]
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
@@ -376,6 +372,10 @@ def _done(index: Index, what: str, replaced: int) -> Event:
     more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
     fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced}
     return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
+
+
+def _fields(row: Row, used: Container[str | None]) -> dict[str, Any]:
+    return {name: value for name, value in row.values.items() if name not in used}
 
 
 def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:
