@@ -1538,6 +1538,32 @@ def test_damaged_and_older_indexes(shell: Shell, model: Path) -> None:
     assert shell.works("search", "it's new", "a good film", "--ranking", "bm25") == found
 
 
+@says("bertworks index -o {} --compact stems them again", "; --text {} leaves the title out")
+def test_titles_and_stems_of_an_index(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(
+        "docs.csv",
+        ("headline", "the text"),
+        ("Old dogs", "good films of the whole town"),
+        ("", "men heard music last night"),
+    )
+    words = ["index", data, "--model", model, "-o"]
+    answer = shell.works(*words, "it's new", "--language", "english")
+    advice = (
+        shell.shows(answer, "; --text {} leaves the title out").removeprefix("; ").removesuffix(" leaves the title out")
+    )
+    shell.works(*words, "other", *shlex.split(advice))
+    search = ["search", "it's new", "dog", "--ranking", "bm25"]
+    found = shell.works(*search)
+    assert "Old dogs: good films" in found
+    assert "nothing found" in shell.works("search", "other", "dogs", "--ranking", "bm25")
+    with monkeypatch.context() as patch:
+        patch.setattr("bertworks.retrieval.ranking.metadata.version", lambda _: "3.0.0")
+        shell.works("index", "-o", "it's new", "--compact")
+    advice = shell.shows(shell.fails(*search), "bertworks index -o {} --compact stems them again")
+    shell.types(advice.removesuffix(" stems them again"))
+    assert shell.works(*search) == found
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("faiss"), reason="faiss, an extra, is not installed")
 @says("bertworks index -o {} --approximate")
 def test_the_graph_of_an_index(shell: Shell, model: Path) -> None:

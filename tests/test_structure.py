@@ -49,6 +49,7 @@ ALSO = {  # what single modules may import
     "training.linear_head": "numpy sklearn torch",
     "retrieval.store": "faiss",
     "runs.baselines": "scipy sklearn",
+    "retrieval.ranking": "snowballstemmer",
     "serve.application": "msgspec prometheus_client starlette uvicorn",
     "serve.metrics": "prometheus_client",
     "serve.openapi": "msgspec",

@@ -88,6 +88,7 @@ Pooling = Annotated[
 ]
 MaxLength = Annotated[int | None, at_least(3, help="Maximum number of tokens. Unset: as in the model's files.")]
 LearnFrom = Annotated[str | None, Parameter(help="Texts to compute centering and whitening from. Unset: the data.")]
+Language = Annotated[str | None, Parameter(help="Language of the texts, as english: bm25 compares stems of words.")]
 Rerank = Annotated[str | None, Parameter(help="A model fine-tuned on pairs that reranks the first 50 documents.")]
 WithinWord = Annotated[
     Flag,

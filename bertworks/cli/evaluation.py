@@ -179,6 +179,7 @@ def retrieval(
     model: console.Model = "minilm",
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
+    language: console.Language = None,
     rerank: console.Rerank = None,
     keep_identical: console.Flag = False,
 ) -> console.Result:
@@ -189,8 +190,9 @@ def retrieval(
         keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves it out.
     """
     events = bw.evaluate_retrieval(
-        data, model, pooling=pooling, max_length=max_length, rerank=rerank, keep_identical=keep_identical
-    )
+        data, model, pooling=pooling, max_length=max_length, language=language, rerank=rerank,
+        keep_identical=keep_identical,
+    )  # fmt: skip
     last = console.show_events(events, results=False)
     assert last is not None
     return _with_text(last.fields, ("dense", "bm25", "hybrid", "reranked"))

@@ -126,6 +126,7 @@ def index(
     identity: Annotated[str | None, Parameter(name="--id")] = None,
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
+    language: console.Language = None,
     delete: console.Repeatable = None,
     compact: console.Flag = False,
     approximate: console.Flag = False,
@@ -155,7 +156,7 @@ def index(
     if documents is not None:
         events = bw.index_file(
             documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
-            max_length=max_length, device=device, read=read,
+            max_length=max_length, language=language, device=device, read=read,
         )  # fmt: skip
         console.show_events(events, as_json=as_json)
     if delete:
@@ -200,9 +201,11 @@ def search(
     if not hits:  # with bm25, or in an empty index
         console.say("nothing found")
     for hit in hits:
-        text = " ".join(hit["text"].split())
+        title = f"{hit['title']}: " if hit["title"] else ""
+        text = title + " ".join(hit["text"].removeprefix(hit["title"]).split())
         text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-        yield hit, f"{hit['score']:.3f}  {hit['id']}  {text}"
+        cosine = "" if hit["cosine"] is None or ranking == "dense" else f"cosine {hit['cosine']:.3f}  "
+        yield hit, f"{hit['score']:.3f}  {cosine}{hit['id']}  {text}"
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

@@ -37,7 +37,7 @@ from bertworks.training.objectives import PretrainingModel
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
 TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
-MOST_ANSWERS = 5
+MOST_ANSWERS = 5  # for a mask
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
 
@@ -46,7 +46,7 @@ Rows = tuple[tuple[str, str], ...]
 class Explanation:
     """A prediction of a model for a text, or a pair: n tokens in w words, including `[CLS]` and `[SEP]`.
 
-    answer: the prediction: names and values, the best first.
+    answer: the prediction: names and values, the best first, and all labels of a classification.
     explained: the output that is attributed, in words; "": none, without attributions.
     baseline: the token that stands for "no information".
     spans: the first token and the end of each word.
@@ -305,7 +305,7 @@ def _explained(
     first = encoded.unit[0]
     match d.task:
         case "classification" | "multilabel":
-            best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])[:MOST_ANSWERS]
+            best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
             return _label_output(d, first, target or best[0][0]), [(label, f"{p:.1%}") for label, p in best]
         case "regression":
             return (first, "the value", lambda x: x[:, 0, 0]), [("value", f"{answer['value']:.4g}")]
