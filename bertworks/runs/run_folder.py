@@ -1,7 +1,8 @@
-"""The files of a run folder that are no model: run.json and metrics.jsonl.
+"""The files of a run folder that are no model: run.json, metrics.jsonl and schedule.jsonl.
 
 - run.json holds the request: the same one resumes, another one is refused
 - metrics.jsonl holds the figures of steps and evaluations, which `describe` turns into text
+- schedule.jsonl holds the plans of a run with a budget, the first one and each new one
 """
 
 import json
@@ -9,7 +10,7 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +22,13 @@ from bertworks.checkpoints.training_state import locked
 from bertworks.errors import UsageError, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
+from bertworks.training.budget import Plan
 from bertworks.training.objectives import OBJECTIVES, LossStats, Measure
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
     *TOKENIZER_FILES,
-    "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
+    "schedule.jsonl", "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 
@@ -147,6 +149,31 @@ def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return
         yield line, step, numbers, "evaluation" in content
+
+
+def write_plans(folder: Path, plans: Iterable[Plan]) -> None:
+    """Writes schedule.jsonl, whole or not at all."""
+    write_text(folder / "schedule.jsonl", "".join(f"{json.dumps(plan._asdict())}\n" for plan in plans))
+
+
+def read_plans(folder: Path) -> list[Plan]:
+    """The plans of schedule.jsonl, in the order of their steps; [] if there is none.
+
+    Raises:
+        UsageError: the file was changed.
+    """
+    path = folder / "schedule.jsonl"
+    plans: list[Plan] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+        try:
+            plan = Plan(**json.loads(line))
+            if not (plan.step < sum(plan.steps) and plan.step >= (plans[-1].step + 1 if plans else 0)):
+                raise ValueError
+        except (ValueError, TypeError):
+            hint = "delete this line and those after it: the rest of the run is planned again"
+            raise UsageError("the line is not a plan of this run", where=f"{path}:{number}", hint=hint) from None
+        plans.append(plan)
+    return plans
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:

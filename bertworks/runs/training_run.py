@@ -1,8 +1,9 @@
 """A training in its run folder: from its newest checkpoint to its last step, with checkpoints on the way.
 
 The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), with recipe.toml,
-metrics.jsonl, report.html, `checkpoints/` and `plans/`. A job says what is trained: its methods are functions of their
-arguments and of those of its constructor, so that a resumed run gets the same results.
+metrics.jsonl, report.html, `checkpoints/` and `plans/`, and with a budget schedule.jsonl. A job says what is trained:
+its methods are functions of their arguments, of those of its constructor and of the plan that it follows, so that a
+resumed run gets the same results.
 """
 
 import hashlib
@@ -25,13 +26,15 @@ from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown
-from bertworks.runs.run_folder import Metrics, finite, training_figures
+from bertworks.runs.run_folder import Metrics, finite, training_figures, write_plans
+from bertworks.training.budget import MEMORY, Pace, Plan
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
 from bertworks.training.optimization import make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
+RECENT_SECONDS = 60.0  # over which the speed is averaged for the time left, without a budget
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
@@ -42,8 +45,12 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device):
+    def __init__(
+        self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device, *, begin: float | None = None
+    ):
+        """begin: when the work on this run began, by `time.perf_counter`, from which a budget counts; None: now."""
         self.folder, self.job, self.device = folder, job, device
+        self._begin = time.perf_counter() if begin is None else begin
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -62,8 +69,9 @@ class TrainingRun:
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
         self.optimizer = make_optimizer(self.model, job.optimizer)
-        self.num_steps = job.num_steps
-        self.step, self._evaluation_seconds = 0, 0.0  # of the fastest one
+        self.step, self._evaluation_seconds, self._save_seconds = 0, 0.0, 0.0  # of the last ones
+        self.schedule = job.schedule if isinstance(job, PretrainJob) else None
+        self._pace = Pace(MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS)
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
@@ -82,6 +90,17 @@ class TrainingRun:
         self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
         if checkpoint:
             self._restore(checkpoint)
+        self._spent_before: float = self.facts.get("spent", self.facts["seconds"])
+
+    @property
+    def num_steps(self) -> int:
+        """By the present plan."""
+        return self.job.num_steps
+
+    @property
+    def spent(self) -> float:
+        """Seconds of the work on the run, without those that were lost when it was killed."""
+        return self._spent_before + time.perf_counter() - self._begin
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
@@ -115,11 +134,14 @@ class TrainingRun:
         if self._is_over():
             return
         steps = train(
-            self.model, self.optimizer, batches, self.job.optimizer, self.num_steps, precision=self.job.precision,
+            self.model, self.optimizer, batches, self.job.optimizer,
+            sum(self.schedule.plans[0].steps) if self.schedule else self.num_steps, precision=self.job.precision,
             seed=self.job.seed, start=self.step, before_update=self.shutdown.protect,
+            position=self.schedule.position if self.schedule else float,
         )  # fmt: skip
         self._matmul_speed = measure_matmul(DTYPES[self.job.precision], self.device)
         saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
+        last = saved
         while not self._is_over():
             begin = time.perf_counter()
             with self.shutdown.computing():
@@ -129,16 +151,46 @@ class TrainingRun:
             self._count(step)
             is_last = self.step == self.num_steps
             means = step.read() if is_last or self.step % self.log_every == 0 else None
-            self.facts["seconds"] += time.perf_counter() - begin
+            now = time.perf_counter()
+            self.facts["seconds"] += now - begin
+            self._pace.add(now - last, self.job.cost(self.step) - self.job.cost(self.step - 1))
+            last = now
             if means:
                 yield self._step_event(step, means)
             if (is_last or self.step % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
                 raise self._diverged(f"loss or gradient was not finite in {STOP_AFTER} steps in a row")
+            yield from self._plan_again()
             if self._should_evaluate():
                 yield from self._evaluate()
+                last = time.perf_counter()
             if self._is_over() or self._is_due(saved):
                 yield from self._save()
-                saved = time.perf_counter()
+                saved = last = time.perf_counter()
+
+    def _plan_again(self) -> Iterator[Event]:
+        """Plans the rest of a run with a budget again, where the speed has changed. The first process decides; the plan
+        is recorded before it is followed. A resumed run follows recorded plans that are ahead, and makes none before
+        them."""
+        schedule, plan_before = self.schedule, self.num_steps
+        if schedule is None or not schedule.is_due(self.step):
+            return
+        assert isinstance(self.job, PretrainJob)
+        if self.rank == 0 and schedule.plans[-1].step < self.step:
+            costs = [self._pace.value * cost for cost in self.job.step_costs]
+            evaluation = self._evaluation_seconds + self._save_seconds
+            if plan := schedule.plan_again(self.step, self.spent, costs, evaluation, self.evaluate_every):
+                schedule.plans.append(plan)
+                write_plans(self.folder, schedule.plans)
+        if self.world_size > 1:
+            changed = [schedule.plans]
+            dist.broadcast_object_list(changed, src=0)
+            schedule.plans[:] = changed[0]
+        plan = schedule.at(self.step)
+        if plan.step == self.step:
+            self.job.follow(plan.steps)
+            slower = "slower" if self.num_steps < plan_before else "faster"
+            text = f"{slower} than planned: {self.num_steps:,} steps instead of {plan_before:,}, to end in time"
+            yield Event("note", text, {"steps": self.num_steps})
 
     def _should_evaluate(self) -> bool:
         if self.step == 0:  # a random network may be good by chance
@@ -179,6 +231,11 @@ class TrainingRun:
                 raise BertworksError(what, where=str(checkpoint.path), hint=hint)
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
+        if self.schedule and isinstance(self.job, PretrainJob):
+            ahead = [plan for plan in self.schedule.plans if plan.step > self.step]
+            followed = [Plan(*plan) for plan in self.facts.get("plans", self.schedule.plans[:1])]
+            self.schedule.plans[:] = followed + ahead
+            self.job.follow(followed[-1].steps)
         text = f"resuming after step {self.step:,} of {self.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
@@ -202,7 +259,7 @@ class TrainingRun:
 
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
-        self.saved = self.step
+        self.saved, begin = self.step, time.perf_counter()
         if self.rank != 0:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
@@ -210,7 +267,11 @@ class TrainingRun:
             self.job.save(self.folder, self.model, self.facts | {"step": self.step})
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
+        if self.schedule:
+            plans = [plan for plan in self.schedule.plans if plan.step <= self.step]
+            self.facts |= {"spent": self.spent, "plans": plans}
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
+        self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
@@ -223,15 +284,14 @@ class TrainingRun:
             self.facts |= changed[0]
 
     def _evaluate_here(self) -> Iterator[Event]:
-        begin = time.perf_counter()
         with self.shutdown.computing():
             baseline = None if "baseline" in self.facts else self.job.baseline()
+            begin = time.perf_counter()
             figures = self.job.evaluate(self.model)
-        seconds = time.perf_counter() - begin
+        self._evaluation_seconds = time.perf_counter() - begin
         if baseline:
             text, self.facts["baseline"] = baseline
             yield Event("note", text, {"baseline": self.facts["baseline"]})
-        self._evaluation_seconds = min(seconds, self._evaluation_seconds or seconds)  # the first is slow
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
         best = self.facts["best"]
@@ -257,7 +317,7 @@ class TrainingRun:
         })  # fmt: skip
         if self.rank == 0:
             self.metrics.record(figures)
-        left = self.facts["seconds"] * (self.job.cost(self.num_steps) / self.job.cost(step.number) - 1)
+        left = self._pace.value * (self.job.cost(self.num_steps) - self.job.cost(step.number))
         left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
         fields = figures | {"steps": self.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
