@@ -34,13 +34,12 @@ from bertworks.text.formats import Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import (
+    USEFUL_STEPS,
     Plan,
     Schedule,
     choose_recipe,
     fit_steps,
-    fixed_phases,
     measure_steps,
-    useless_budget,
 )
 from bertworks.training.device import (
     DTYPES,
@@ -139,16 +138,13 @@ def seconds_of(budget: str) -> float:
     words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
-    if not 0 < total < 1e9:
-        raise UsageError(f"{budget!r} is not a budget", hint="give a time such as 30m, 2h or 1h30m")
-    if total < SHORTEST:
-        what = f"{budget} is too short to measure the speed of this machine and to train"
-        raise UsageError(what, hint=f"--budget {SHORTEST}s is the shortest, and more is better: --budget 10m")
+    if not SHORTEST <= total < 1e9:
+        hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
+        raise UsageError(f"{budget!r} is not a budget", hint=hint)
     return total
 
 
-SHORTEST = 20  # seconds of a budget
-MEASURING = 3.0  # seconds at least, to measure the speed
+SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
@@ -230,7 +226,12 @@ def pretrain(
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
         disable_heap_trim()
         shards = shards if processes.first else Shards.open(request.shards_folder(output))
-        job = PretrainJob(resolved, shards, request.init, _schedule(output, resolved, request))
+        schedule = None
+        if request.budget:  # older versions did not record their plan
+            plans = read_plans(output) or [Plan(0, [phase.num_steps for phase in resolved.train.phases], [], 0.0)]
+            seconds = seconds_of(request.budget) * (1 - RESERVE / 2)
+            schedule = Schedule(seconds, plans, parse_overrides(request.overrides))
+        job = PretrainJob(resolved, shards, request.init, schedule)
         done = yield from forward_events(TrainingRun(output, job, where, begin=begin).events())
         next_command = f'bertworks fill {quoted(output)} "This is the [MASK]."'
         yield replace(done, text=f"{done.text}\nsee {output / 'report.html'}\nnext: {next_command}")
@@ -344,7 +345,7 @@ def _fill_budget(
     job = PretrainJob(recipe, shards, request.init)
     budget, measuring = seconds_of(request.budget), time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
-    seconds = min(30.0, max(MEASURING, budget / 60))
+    seconds = min(30.0, max(3.0, budget / 60))
 
     def make_batches(recipe: Recipe) -> Callable[[int], list[Batch]]:
         return phase_batches(job.store, job.documents, recipe, job.tokenizer, output / "plans", 0, 1)
@@ -368,19 +369,18 @@ def _fill_budget(
 
 
 def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> str | None:
-    """What to do where the budget is too short to learn anything; None: it is not, or the model knows something."""
-    advice = None if request.init or not request.budget else useless_budget(recipe, step_seconds)
-    return f"{advice}: without --recipe, one is chosen for the time" if advice and request.recipe else advice
-
-
-def _schedule(output: Path, recipe: Recipe, request: Request) -> Schedule | None:
-    """The recorded plans of a budget, if there is one."""
-    if not request.budget:
+    """What to do where the budget is too short for a new model to learn anything; None: it is not."""
+    steps, needed = recipe.train.num_steps, USEFUL_STEPS[recipe.initialization]
+    if request.init or not request.budget or steps >= needed:
         return None
-    steps = [phase.num_steps for phase in recipe.train.phases]
-    plans = read_plans(output) or [Plan(0, steps, (), 0.0)]  # there were none in older versions
-    fixed = fixed_phases(len(steps), parse_overrides(request.overrides))
-    return Schedule(seconds_of(request.budget), plans, fixed)
+    seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
+    minutes = math.ceil(1.2 * seconds * needed / steps / 60)
+    time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
+    smaller = "; or leave out --recipe: a smaller model is then chosen for the time" if request.recipe else ""
+    return (
+        f"{steps:,} steps are too few: the model will learn little but which words are frequent. Use --budget {time}, "
+        f"for {needed:,} steps{smaller}"
+    )
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:

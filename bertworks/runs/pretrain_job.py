@@ -157,6 +157,7 @@ class PretrainJob:
     """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
     keeps = "last"  # of all evaluated states, the one in the model folder
+    schedule: Schedule | None = None  # with a budget
     describe, report = staticmethod(describe), staticmethod(write_report)
 
     def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None, schedule: Schedule | None = None):
@@ -232,7 +233,7 @@ class PretrainJob:
     @property
     def step_costs(self) -> Sequence[float]:
         """The cost of a step of each phase, relative to the others: measured for a budget, else its arithmetic."""
-        measured = self.schedule.plans[0].step_seconds if self.schedule else ()
+        measured = self.schedule.plans[0].step_seconds if self.schedule else []
         phases = [(p.batch_size, p.sequence_length) for p in self.recipe.train.phases]
         return measured or [size * length * self._flops_per_token(length) for size, length in phases]
 

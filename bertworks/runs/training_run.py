@@ -48,7 +48,7 @@ class TrainingRun:
     def __init__(
         self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device, *, begin: float | None = None
     ):
-        """begin: when the work on this run began, by `time.perf_counter`, from which a budget counts; None: now."""
+        """begin: by `time.perf_counter`, when this run began and its budget; None: now."""
         self.folder, self.job, self.device = folder, job, device
         self._begin = time.perf_counter() if begin is None else begin
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
@@ -84,23 +84,12 @@ class TrainingRun:
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
         self.saved: int | None = None  # the step of the last checkpoint
-        self.evaluate_every = job.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
+        self.evaluate_every = job.evaluate_every or max(1, -(-self.job.num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
-        self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
+        self.log_every = self.read_every * max(1, -(-self.job.num_steps // (MOST_LINES * self.read_every)))
         if checkpoint:
             self._restore(checkpoint)
-        self._spent_before: float = self.facts.get("spent", self.facts["seconds"])
-
-    @property
-    def num_steps(self) -> int:
-        """By the present plan."""
-        return self.job.num_steps
-
-    @property
-    def spent(self) -> float:
-        """Seconds of the work on the run, without those that were lost when it was killed."""
-        return self._spent_before + time.perf_counter() - self._begin
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
@@ -135,7 +124,7 @@ class TrainingRun:
             return
         steps = train(
             self.model, self.optimizer, batches, self.job.optimizer,
-            sum(self.schedule.plans[0].steps) if self.schedule else self.num_steps, precision=self.job.precision,
+            sum(self.schedule.plans[0].steps) if self.schedule else self.job.num_steps, precision=self.job.precision,
             seed=self.job.seed, start=self.step, before_update=self.shutdown.protect,
             position=self.schedule.position if self.schedule else float,
         )  # fmt: skip
@@ -149,7 +138,7 @@ class TrainingRun:
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()
             self._count(step)
-            is_last = self.step == self.num_steps
+            is_last = self.step == self.job.num_steps
             means = step.read() if is_last or self.step % self.log_every == 0 else None
             now = time.perf_counter()
             self.facts["seconds"] += now - begin
@@ -171,14 +160,14 @@ class TrainingRun:
         """Plans the rest of a run with a budget again, where the speed has changed. The first process decides; the plan
         is recorded before it is followed. A resumed run follows recorded plans that are ahead, and makes none before
         them."""
-        schedule, plan_before = self.schedule, self.num_steps
+        schedule, before = self.schedule, self.job.num_steps
         if schedule is None or not schedule.is_due(self.step):
             return
         assert isinstance(self.job, PretrainJob)
         if self.rank == 0 and schedule.plans[-1].step < self.step:
-            costs = [self._pace.value * cost for cost in self.job.step_costs]
+            costs, spent = [self._pace.value * cost for cost in self.job.step_costs], time.perf_counter() - self._begin
             evaluation = self._evaluation_seconds + self._save_seconds
-            if plan := schedule.plan_again(self.step, self.spent, costs, evaluation, self.evaluate_every):
+            if plan := schedule.plan_again(self.step, spent, costs, evaluation, self.evaluate_every):
                 schedule.plans.append(plan)
                 write_plans(self.folder, schedule.plans)
         if self.world_size > 1:
@@ -188,19 +177,19 @@ class TrainingRun:
         plan = schedule.at(self.step)
         if plan.step == self.step:
             self.job.follow(plan.steps)
-            slower = "slower" if self.num_steps < plan_before else "faster"
-            text = f"{slower} than planned: {self.num_steps:,} steps instead of {plan_before:,}, to end in time"
-            yield Event("note", text, {"steps": self.num_steps})
+            now, slower = self.job.num_steps, "slower" if self.job.num_steps < before else "faster"
+            text = f"{slower} than planned: {now:,} steps instead of {before:,}, to end in time"
+            yield Event("note", text, {"steps": now})
 
     def _should_evaluate(self) -> bool:
         if self.step == 0:  # a random network may be good by chance
             return self.job.keeps == "last"
-        return self.step % self.evaluate_every == 0 or self.step == self.num_steps
+        return self.step % self.evaluate_every == 0 or self.step == self.job.num_steps
 
     def _is_over(self) -> bool:
         best, evaluated = self.facts["best"], self.facts["evaluated"]
         enough = best is not None and evaluated == self.step and self.job.enough(evaluated, best["step"])
-        return self.step == self.num_steps or enough
+        return self.step == self.job.num_steps or enough
 
     def _is_due(self, saved: float) -> bool:
         """Whether a checkpoint is due; the last one was written at `saved`."""
@@ -234,9 +223,10 @@ class TrainingRun:
         if self.schedule and isinstance(self.job, PretrainJob):
             ahead = [plan for plan in self.schedule.plans if plan.step > self.step]
             followed = [Plan(*plan) for plan in self.facts.get("plans", self.schedule.plans[:1])]
+            self._begin -= self.facts.get("spent", self.facts["seconds"])
             self.schedule.plans[:] = followed + ahead
             self.job.follow(followed[-1].steps)
-        text = f"resuming after step {self.step:,} of {self.num_steps:,}"
+        text = f"resuming after step {self.step:,} of {self.job.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
     def _batches(self) -> Callable[[int], list[Batch]]:
@@ -269,7 +259,7 @@ class TrainingRun:
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
             plans = [plan for plan in self.schedule.plans if plan.step <= self.step]
-            self.facts |= {"spent": self.spent, "plans": plans}
+            self.facts |= {"spent": time.perf_counter() - self._begin, "plans": plans}
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
@@ -317,13 +307,13 @@ class TrainingRun:
         })  # fmt: skip
         if self.rank == 0:
             self.metrics.record(figures)
-        left = self._pace.value * (self.job.cost(self.num_steps) - self.job.cost(step.number))
-        left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
-        fields = figures | {"steps": self.num_steps, **self.job.progress(step.number)}
+        left = self._pace.value * (self.job.cost(self.job.num_steps) - self.job.cost(step.number))
+        left += self._evaluation_seconds * math.ceil((self.job.num_steps - step.number) / self.evaluate_every)
+        fields = figures | {"steps": self.job.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
         parts = [
-            f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies,
+            f"step {step.number:,}/{self.job.num_steps:,}", f"loss {loss:.3f}", *accuracies,
             f"rate {step.learning_rate:.1e}", f"{tokens_per_second:,.0f} tokens/s",
             f"{figures['matmul_share']:.0%} of matmul speed", f"{figures['memory'] / 1e9:.2f} GB",
             f"{duration(left)} left",

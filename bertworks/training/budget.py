@@ -31,17 +31,17 @@ from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
 def time_step(
     objective: TrainableModel, optimizer: OptimizerConfig, precision: Precision,
-    batch: Batch | Callable[[int], Sequence[Batch]], seconds: float,
+    batch: Batch | Callable[[int], Sequence[Batch]], seconds: float, start: int = 0,
 ) -> tuple[float, float]:  # fmt: skip
     """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
-    that a training would use. The parameters are changed. batch: of all steps; or what makes those of a step, in the
-    time that is measured."""
+    that a training would use. The parameters are changed. batch: of all steps; or what makes that of a step from
+    `start` on, in the time that is measured."""
     now = partial(time_when_done, next(objective.parameters()).device)
     begins: list[float] = []  # of the updates
     times: list[tuple[float, float]] = []  # of a step, and of its update
     steps = train(
         objective, make_optimizer(objective, optimizer), batch if callable(batch) else lambda _: [batch], optimizer,
-        MANY_STEPS, precision=precision, before_update=lambda: begins.append(now()),
+        start + MANY_STEPS, precision=precision, start=start, before_update=lambda: begins.append(now()),
     )  # fmt: skip
     with THREADS.hold():
         begin = last = now()
@@ -84,10 +84,11 @@ REPETITIONS = 4  # of a text, after which a large network may memorize it
 OVERRUN = 1.5  # times the budget that a plan may take, if every phase has one step
 PROCESS = 400 << 20  # bytes of Python and torch, without a model
 MANY_STEPS = 1 << 30
-# Below this number of steps a new model of any size learns little more than how frequent words are (docs/experiments,
+# With fewer steps a new model learns little but how frequent words are, by its initialization (docs/experiments,
 # 2026-11-21: initial attention to neighbouring tokens).
 USEFUL_STEPS = {"neighbours": 350, "published": 1400}
-TOLERANCE = 0.02  # of a budget: the rest of a run is planned again if it would end this much earlier or later
+# The rest of a run is planned again if it would end this much earlier or later: fractions of the budget and the rest.
+TOLERANCE, REST_TOLERANCE = 0.02, 0.1
 CHECKS = 100  # of the speed in a run, as long as its steps are those of the first plan
 MEMORY = 0.02  # of a budget: over about this time the speed is averaged
 
@@ -178,20 +179,6 @@ def fixed_phases(count: int, fields: Collection[str]) -> list[int]:
     return [n for n in range(count) if not {"train.phases", f"train.phases.{n}.num_steps"}.isdisjoint(fields)]
 
 
-def useless_budget(recipe: Recipe, step_seconds: Sequence[float]) -> str | None:
-    """What to do where a recipe has too few steps for a new model; None: it has enough."""
-    steps, needed = recipe.train.num_steps, USEFUL_STEPS[recipe.initialization]
-    if steps >= needed:
-        return None
-    seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
-    minutes = math.ceil(1.1 * seconds * needed / steps / 60)
-    time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
-    return (
-        f"too little time: in {steps:,} steps a new model of this size learns little more than which words are "
-        f"frequent; use --budget {time} (about {needed:,} steps) or a smaller model"
-    )
-
-
 class Plan(NamedTuple):
     """The steps of a run with a budget, from one of them on: a line of schedule.jsonl."""
 
@@ -205,13 +192,12 @@ class Pace:
     """Seconds per unit of cost, of about the last `memory` seconds: older steps count less, exponentially."""
 
     def __init__(self, memory: float):
-        self.memory, self._seconds, self._cost, self._steps = memory, 0.0, 0.0, 0
+        self.memory, self._seconds, self._cost = memory, 0.0, 0.0
 
     def add(self, seconds: float, cost: float) -> None:
         """A step."""
-        kept = math.exp(-seconds / self.memory) if self._steps > 1 else 0.0  # the first prepares kernels and memory
+        kept = math.exp(-seconds / self.memory)
         self._seconds, self._cost = kept * self._seconds + seconds, kept * self._cost + cost
-        self._steps += 1
 
     @property
     def value(self) -> float:
@@ -222,14 +208,14 @@ class Pace:
 class Schedule:
     """The steps of a run with a budget, as functions of its plans.
 
-    seconds: the budget.
+    seconds: of the budget, to the end of the last evaluation.
     plans: the first one begins at step 0. Later ones may be ahead of a run that was resumed.
-    fixed: phases that keep their steps.
+    fixed: names of fields that keep their values, as in `fit_steps`.
     """
 
     seconds: float
     plans: list[Plan]
-    fixed: Collection[int] = ()
+    fixed: Collection[str] = ()
 
     def at(self, step: int) -> Plan:
         """The plan of a step, counted from 0."""
@@ -255,26 +241,26 @@ class Schedule:
     def plan_again(
         self, step: int, spent: float, step_seconds: Sequence[float], evaluation: float, every: int
     ) -> Plan | None:
-        """A plan of the rest that ends with the budget, or None where the present one does.
+        """A plan whose rest ends with the budget; None where the present one nearly does.
 
         Args:
             step: steps done. spent: seconds of the budget.
             step_seconds: the time of a step of each phase, at the present speed.
             evaluation: seconds of one with saving; there is one after `every` steps, and at the end.
         """
-        plan, ends = self.at(step), [*accumulate(self.at(step).steps)]
-        left = [min(count, max(0, end - step)) for count, end in zip(plan.steps, ends, strict=True)]
+        plan, kept = self.at(step), fixed_phases(len(step_seconds), self.fixed)
+        left = [min(n, max(0, end - step)) for n, end in zip(plan.steps, accumulate(plan.steps), strict=True)]
         times = [n * (seconds + evaluation / every) for n, seconds in zip(left, step_seconds, strict=True)]
-        kept = sum(times[number] for number in self.fixed)
-        available, expected = self.seconds - spent - evaluation - kept, sum(times) - kept
-        if expected <= 0 or abs(available - expected) <= TOLERANCE * self.seconds:
+        expected = sum(seconds for number, seconds in enumerate(times) if number not in kept)
+        available = self.seconds - spent - evaluation - sum(times[number] for number in kept)
+        if not expected or abs(available - expected) <= TOLERANCE * self.seconds + REST_TOLERANCE * expected:
             return None
-        steps = []
-        for number, (count, rest) in enumerate(zip(plan.steps, left, strict=True)):
-            fewest = 1 if rest == count or number == len(left) - 1 else 0  # no phase is left out
-            new = rest if number in self.fixed or not rest else max(fewest, round(rest * available / expected))
-            steps.append(count - rest + new)
-        return None if steps == [*plan.steps] else Plan(step, tuple(steps), tuple(step_seconds), spent)
+        steps = [*plan.steps]
+        for number, rest in enumerate(left):
+            if rest and number not in kept:
+                fewest = 1 if rest == plan.steps[number] or number == len(left) - 1 else 0  # no phase is left out
+                steps[number] += max(fewest, round(rest * available / expected)) - rest
+        return None if steps == [*plan.steps] else Plan(step, steps, step_seconds, spent)
 
 
 @dataclass(frozen=True)
@@ -285,17 +271,23 @@ class Measurement:
     memory: int  # bytes of the process, or on the GPU, estimated
 
 
+def random_batches(recipe: Recipe) -> Callable[[int], list[Batch]]:
+    """Batches in the shape of those that a recipe trains on."""
+
+    def batches(step: int) -> list[Batch]:
+        phase = recipe.train.phases[recipe.train.locate(step)[0]]
+        return [random_batch(recipe, phase.batch_size, phase.sequence_length)]
+
+    return batches
+
+
 def measure_steps(
     recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0,
-    make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] | None = None,
+    make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] = random_batches,
 ) -> Measurement:  # fmt: skip
     """Times steps of every phase with the making of their batches, for about `seconds` in all; on a slow machine with
     fewer sequences per micro-batch than the recipe's. Memory is computed from the tensors that one and two sequences
-    keep for the backward pass.
-
-    Args:
-        make_batches: a recipe -> the batches of a step; None: random ones.
-    """
+    keep for the backward pass."""
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
     model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
@@ -311,27 +303,13 @@ def measure_steps(
         one, two = (random_batch(recipe, n, length).to(device) for n in (1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
         activations = max(activations, first + (second - first) * (full - 1))
-        source = _batches_of_phase(recipe, number, few, make_batches)
-        micro, update = time_step(model, recipe.optimizer, precision, source, patience)
+        phases = tuple(replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases)
+        batches = make_batches(replace(recipe, train=replace(train_config, phases=phases)))
+        micro, update = time_step(model, recipe.optimizer, precision, batches, patience, number * MANY_STEPS)
         step_seconds.append(micro * phase.batch_size / few + update)
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
     memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
     return Measurement(step_seconds, memory + PROCESS)
-
-
-def _batches_of_phase(
-    recipe: Recipe,
-    number: int,
-    sequences: int,
-    make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] | None,
-) -> Callable[[int], Sequence[Batch]]:
-    """The batches of a step, of a phase with this number of sequences in a step."""
-    if make_batches is None:
-        length = recipe.train.phases[number].sequence_length
-        return lambda _: [random_batch(recipe, sequences, length)]
-    phases = tuple(replace(phase, batch_size=sequences, num_steps=MANY_STEPS) for phase in recipe.train.phases)
-    batches = make_batches(replace(recipe, train=replace(recipe.train, phases=phases)))
-    return lambda step: batches(number * MANY_STEPS + step)
 
 
 def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Batch) -> int:
