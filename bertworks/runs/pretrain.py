@@ -34,6 +34,7 @@ from bertworks.text.formats import Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import (
+    MANY_STEPS,
     USEFUL_STEPS,
     Plan,
     Schedule,
@@ -226,12 +227,10 @@ def pretrain(
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
         disable_heap_trim()
         shards = shards if processes.first else Shards.open(request.shards_folder(output))
-        schedule = None
-        if request.budget:  # older versions did not record their plan
-            plans = read_plans(output) or [Plan(0, [phase.num_steps for phase in resolved.train.phases], [], 0.0)]
-            seconds = seconds_of(request.budget) * (1 - RESERVE / 2)
-            schedule = Schedule(seconds, plans, parse_overrides(request.overrides))
-        job = PretrainJob(resolved, shards, request.init, schedule)
+        job = PretrainJob(resolved, shards, request.init)
+        if request.budget:  # a part of the reserve is for evaluations, whose time a schedule knows
+            seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
+            job.schedule = Schedule(seconds, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where, begin=begin).events())
         next_command = f'bertworks fill {quoted(output)} "This is the [MASK]."'
         yield replace(done, text=f"{done.text}\nsee {output / 'report.html'}\nnext: {next_command}")
@@ -347,8 +346,10 @@ def _fill_budget(
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
-    def make_batches(recipe: Recipe) -> Callable[[int], list[Batch]]:
-        return phase_batches(job.store, job.documents, recipe, job.tokenizer, output / "plans", 0, 1)
+    def make_batches(sequences: int) -> Callable[[int], list[Batch]]:
+        phases = tuple(replace(p, batch_size=sequences, num_steps=MANY_STEPS) for p in recipe.train.phases)
+        timed = replace(recipe, train=replace(recipe.train, phases=phases))
+        return phase_batches(job.store, job.documents, timed, job.tokenizer, output / "plans", 0, 1)
 
     measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds, make_batches)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
@@ -374,13 +375,9 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
     if request.init or not request.budget or steps >= needed:
         return None
     seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
-    minutes = math.ceil(1.2 * seconds * needed / steps / 60)
-    time = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
     smaller = "; or leave out --recipe: a smaller model is then chosen for the time" if request.recipe else ""
-    return (
-        f"{steps:,} steps are too few: the model will learn little but which words are frequent. Use --budget {time}, "
-        f"for {needed:,} steps{smaller}"
-    )
+    what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
+    return f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} steps{smaller}"
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:

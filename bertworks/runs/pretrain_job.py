@@ -160,24 +160,21 @@ class PretrainJob:
     schedule: Schedule | None = None  # with a budget
     describe, report = staticmethod(describe), staticmethod(write_report)
 
-    def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None, schedule: Schedule | None = None):
-        self.recipe, self.shards, self.init, self.schedule = recipe, shards, init, schedule
+    def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
+        self.recipe, self.shards, self.init = recipe, shards, init
         self.tokenizer = shards.tokenizer()
         self.tokenizer.model_max_length = recipe.encoder.max_position_embeddings
         self.seed, self.optimizer = recipe.seed, recipe.optimizer
         self.precision = cast(Precision, recipe.train.precision)
+        self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
         self._main_objective: str = next(iter(recipe.weights))
         self.store = split_long_documents(shards)
         self.documents, self.held_out = split_documents(self.store, recipe.seed)
 
-    @property
-    def num_steps(self) -> int:
-        return self.recipe.train.num_steps
-
     def follow(self, steps: Sequence[int]) -> None:
         """Changes the number of steps of each phase."""
-        train = self.recipe.train
+        train, self.num_steps = self.recipe.train, sum(steps)
         phases = tuple(replace(phase, num_steps=count) for phase, count in zip(train.phases, steps, strict=True))
         self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
@@ -234,8 +231,8 @@ class PretrainJob:
     def step_costs(self) -> Sequence[float]:
         """The cost of a step of each phase, relative to the others: measured for a budget, else its arithmetic."""
         measured = self.schedule.plans[0].step_seconds if self.schedule else []
-        phases = [(p.batch_size, p.sequence_length) for p in self.recipe.train.phases]
-        return measured or [size * length * self._flops_per_token(length) for size, length in phases]
+        lengths = [(p.batch_size, p.sequence_length) for p in self.recipe.train.phases]
+        return measured or [number * length * self._flops_per_token(length) for number, length in lengths]
 
     def cost(self, steps: int) -> float:
         counts = [phase.num_steps for phase in self.recipe.train.phases]

@@ -157,19 +157,17 @@ def write_plans(folder: Path, plans: Iterable[Plan]) -> None:
 
 
 def read_plans(folder: Path) -> list[Plan]:
-    """The plans of schedule.jsonl, in the order of their steps; [] if there is none.
+    """The plans of schedule.jsonl, in the order of their steps.
 
     Raises:
-        UsageError: the file is damaged.
+        UsageError: the file is missing or damaged.
     """
     path = folder / "schedule.jsonl"
     try:
         return [Plan(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError):
-        hint = "delete the file: the run then follows the plans in its checkpoint"
-        raise UsageError("the file is damaged: expected a plan in each line", where=str(path), hint=hint) from None
+    except (FileNotFoundError, ValueError, TypeError):
+        hint = "put it back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
+        raise UsageError("the plans of the run are missing or damaged", where=str(path), hint=hint) from None
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:

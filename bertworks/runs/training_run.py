@@ -27,7 +27,7 @@ from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown
 from bertworks.runs.run_folder import Metrics, finite, training_figures, write_plans
-from bertworks.training.budget import MEMORY, Pace, Plan
+from bertworks.training.budget import MEMORY, Pace
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
@@ -221,11 +221,8 @@ class TrainingRun:
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         if self.schedule and isinstance(self.job, PretrainJob):
-            ahead = [plan for plan in self.schedule.plans if plan.step > self.step]
-            followed = [Plan(*plan) for plan in self.facts.get("plans", self.schedule.plans[:1])]
-            self._begin -= self.facts.get("spent", self.facts["seconds"])
-            self.schedule.plans[:] = followed + ahead
-            self.job.follow(followed[-1].steps)
+            self.job.follow(self.schedule.at(self.step).steps)
+            self._begin -= self.facts["spent"]
         text = f"resuming after step {self.step:,} of {self.job.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
@@ -258,8 +255,7 @@ class TrainingRun:
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
-            plans = [plan for plan in self.schedule.plans if plan.step <= self.step]
-            self.facts |= {"spent": time.perf_counter() - self._begin, "plans": plans}
+            self.facts["spent"] = time.perf_counter() - self._begin
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})

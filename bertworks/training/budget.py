@@ -271,23 +271,17 @@ class Measurement:
     memory: int  # bytes of the process, or on the GPU, estimated
 
 
-def random_batches(recipe: Recipe) -> Callable[[int], list[Batch]]:
-    """Batches in the shape of those that a recipe trains on."""
-
-    def batches(step: int) -> list[Batch]:
-        phase = recipe.train.phases[recipe.train.locate(step)[0]]
-        return [random_batch(recipe, phase.batch_size, phase.sequence_length)]
-
-    return batches
-
-
 def measure_steps(
     recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0,
-    make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] = random_batches,
+    make_batches: Callable[[int], Callable[[int], Sequence[Batch]]] | None = None,
 ) -> Measurement:  # fmt: skip
-    """Times steps of every phase with the making of their batches, for about `seconds` in all; on a slow machine with
-    fewer sequences per micro-batch than the recipe's. Memory is computed from the tensors that one and two sequences
-    keep for the backward pass."""
+    """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer sequences per micro-batch
+    than the recipe's. Memory is computed from the tensors that one and two sequences keep for the backward pass.
+
+    Args:
+        make_batches: sequences in a step -> the batches of steps, for MANY_STEPS of each phase; None: one random batch
+            of sequences of equal length, which real ones need up to half as long again as (docs/experiments).
+    """
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
     model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
@@ -300,11 +294,10 @@ def measure_steps(
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
         expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
         few = min(full, max(1, int(patience / 4 / expected)))
-        one, two = (random_batch(recipe, n, length).to(device) for n in (1, 2))
+        batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
         activations = max(activations, first + (second - first) * (full - 1))
-        phases = tuple(replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases)
-        batches = make_batches(replace(recipe, train=replace(train_config, phases=phases)))
+        batches = make_batches(few) if make_batches else batch
         micro, update = time_step(model, recipe.optimizer, precision, batches, patience, number * MANY_STEPS)
         step_seconds.append(micro * phase.batch_size / few + update)
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
