@@ -33,15 +33,7 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.formats import Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.budget import (
-    MANY_STEPS,
-    USEFUL_STEPS,
-    Plan,
-    Schedule,
-    choose_recipe,
-    fit_steps,
-    measure_steps,
-)
+from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import (
     DTYPES,
     Precision,
@@ -147,6 +139,9 @@ def seconds_of(budget: str) -> float:
 
 SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
+# With fewer steps a new model learns little but how frequent words are, by its initialization (docs/experiments,
+# 2026-11-21: initial attention to neighbouring tokens).
+USEFUL_STEPS = {"neighbours": 350, "published": 1400}
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
@@ -232,8 +227,8 @@ def pretrain(
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where, begin=begin).events())
-        next_command = f'bertworks fill {quoted(output)} "This is the [MASK]."'
-        yield replace(done, text=f"{done.text}\nsee {output / 'report.html'}\nnext: {next_command}")
+        ending = f'see {output / "report.html"}\nnext: bertworks fill {quoted(output)} "This is the [MASK]."'
+        yield replace(done, text=f"{done.text}\n{ending}")
 
 
 def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
@@ -346,9 +341,7 @@ def _fill_budget(
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
-    def make_batches(sequences: int) -> Callable[[int], list[Batch]]:
-        phases = tuple(replace(p, batch_size=sequences, num_steps=MANY_STEPS) for p in recipe.train.phases)
-        timed = replace(recipe, train=replace(recipe.train, phases=phases))
+    def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
         return phase_batches(job.store, job.documents, timed, job.tokenizer, output / "plans", 0, 1)
 
     measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds, make_batches)
@@ -364,8 +357,7 @@ def _fill_budget(
     recipe = fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
     if advice := _advice(recipe, request, step_seconds):
         yield Event("note", advice)
-    steps = [phase.num_steps for phase in recipe.train.phases]
-    write_plans(output, [Plan(0, steps, step_seconds, now - begin)])
+    write_plans(output, [Plan(0, [phase.num_steps for phase in recipe.train.phases], step_seconds, now - begin)])
     return recipe
 
 

@@ -45,12 +45,9 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(
-        self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device, *, begin: float | None = None
-    ):
-        """begin: by `time.perf_counter`, when this run began and its budget; None: now."""
-        self.folder, self.job, self.device = folder, job, device
-        self._begin = time.perf_counter() if begin is None else begin
+    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device, begin: float = 0.0):
+        """begin: when the work on this run began, by `time.perf_counter`; 0: now."""
+        self.folder, self.job, self.device, self._begin = folder, job, device, begin or time.perf_counter()
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -71,7 +68,10 @@ class TrainingRun:
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.step, self._evaluation_seconds, self._save_seconds = 0, 0.0, 0.0  # of the last ones
         self.schedule = job.schedule if isinstance(job, PretrainJob) else None
-        self._pace = Pace(MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS)
+        memory = MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS
+        self._pace = Pace(
+            memory, (memory, memory) if self.schedule else (0.0, 0.0)
+        )  # a plan expects the measured speed
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
@@ -223,6 +223,7 @@ class TrainingRun:
         if self.schedule and isinstance(self.job, PretrainJob):
             self.job.follow(self.schedule.at(self.step).steps)
             self._begin -= self.facts["spent"]
+            self._pace.state = self.facts["pace"]
         text = f"resuming after step {self.step:,} of {self.job.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
@@ -255,7 +256,7 @@ class TrainingRun:
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
-            self.facts["spent"] = time.perf_counter() - self._begin
+            self.facts |= {"spent": time.perf_counter() - self._begin, "pace": self._pace.state}
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})

@@ -84,13 +84,10 @@ REPETITIONS = 4  # of a text, after which a large network may memorize it
 OVERRUN = 1.5  # times the budget that a plan may take, if every phase has one step
 PROCESS = 400 << 20  # bytes of Python and torch, without a model
 MANY_STEPS = 1 << 30
-# With fewer steps a new model learns little but how frequent words are, by its initialization (docs/experiments,
-# 2026-11-21: initial attention to neighbouring tokens).
-USEFUL_STEPS = {"neighbours": 350, "published": 1400}
 # The rest of a run is planned again if it would end this much earlier or later: fractions of the budget and the rest.
 TOLERANCE, REST_TOLERANCE = 0.02, 0.1
 CHECKS = 100  # of the speed in a run, as long as its steps are those of the first plan
-MEMORY = 0.02  # of a budget: over about this time the speed is averaged
+MEMORY = 0.04  # of a budget: over about this time the speed is averaged
 
 
 def size_preset_for(flops: float) -> SizePreset:
@@ -189,19 +186,22 @@ class Plan(NamedTuple):
 
 
 class Pace:
-    """Seconds per unit of cost, of about the last `memory` seconds: older steps count less, exponentially."""
+    """Seconds per unit of cost, of about the last `memory` seconds: older steps count less, exponentially.
 
-    def __init__(self, memory: float):
-        self.memory, self._seconds, self._cost = memory, 0.0, 0.0
+    state: seconds and cost so far.
+    """
+
+    def __init__(self, memory: float, state: tuple[float, float] = (0.0, 0.0)):
+        self.memory, self.state = memory, state
 
     def add(self, seconds: float, cost: float) -> None:
         """A step."""
         kept = math.exp(-seconds / self.memory)
-        self._seconds, self._cost = kept * self._seconds + seconds, kept * self._cost + cost
+        self.state = kept * self.state[0] + seconds, kept * self.state[1] + cost
 
     @property
     def value(self) -> float:
-        return self._seconds / self._cost
+        return self.state[0] / self.state[1]
 
 
 @dataclass(frozen=True)
@@ -273,14 +273,14 @@ class Measurement:
 
 def measure_steps(
     recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0,
-    make_batches: Callable[[int], Callable[[int], Sequence[Batch]]] | None = None,
+    make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] | None = None,
 ) -> Measurement:  # fmt: skip
     """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer sequences per micro-batch
     than the recipe's. Memory is computed from the tensors that one and two sequences keep for the backward pass.
 
     Args:
-        make_batches: sequences in a step -> the batches of steps, for MANY_STEPS of each phase; None: one random batch
-            of sequences of equal length, which real ones need up to half as long again as (docs/experiments).
+        make_batches: a recipe -> the batches of its steps; None: one random batch of sequences of equal length, which
+            takes a half to two thirds of the time of real ones.
     """
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
@@ -297,8 +297,10 @@ def measure_steps(
         batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
         activations = max(activations, first + (second - first) * (full - 1))
-        batches = make_batches(few) if make_batches else batch
-        micro, update = time_step(model, recipe.optimizer, precision, batches, patience, number * MANY_STEPS)
+        phases = tuple(replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases)
+        timed = replace(recipe, train=replace(train_config, phases=phases))
+        real = make_batches(timed) if make_batches else batch
+        micro, update = time_step(model, recipe.optimizer, precision, real, patience, number * MANY_STEPS)
         step_seconds.append(micro * phase.batch_size / few + update)
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
     memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
