@@ -230,9 +230,10 @@ class PretrainJob:
     @property
     def step_costs(self) -> Sequence[float]:
         """The cost of a step of each phase, relative to the others: measured for a budget, else its arithmetic."""
-        measured = self.schedule.plans[0].step_seconds if self.schedule else []
+        if self.schedule:
+            return self.schedule.plans[0].step_seconds
         lengths = [(p.batch_size, p.sequence_length) for p in self.recipe.train.phases]
-        return measured or [number * length * self._flops_per_token(length) for number, length in lengths]
+        return [number * length * self._flops_per_token(length) for number, length in lengths]
 
     def cost(self, steps: int) -> float:
         counts = [phase.num_steps for phase in self.recipe.train.phases]

@@ -166,7 +166,7 @@ def read_plans(folder: Path) -> list[Plan]:
     try:
         return [Plan(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except (FileNotFoundError, ValueError, TypeError):
-        hint = "put it back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
+        hint = "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
         raise UsageError("the plans of the run are missing or damaged", where=str(path), hint=hint) from None
 
 

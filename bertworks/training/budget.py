@@ -181,7 +181,7 @@ class Plan(NamedTuple):
 
     step: int  # steps done when it was made
     steps: Sequence[int]  # of each phase, from the beginning of the run
-    step_seconds: Sequence[float]  # of a step of each phase, at the speed of that moment; (): not measured
+    step_seconds: Sequence[float]  # of a step of each phase, at the speed of that moment
     spent: float  # seconds of the budget
 
 
