@@ -31,7 +31,7 @@ def first_plan(steps: int, misjudged: float = 1.0) -> Schedule:
     trained = (1 - RESERVE) * BUDGET
     seconds = [trained / steps * cost / misjudged for cost in (0.8, 1.0, 2.0)]
     counts = [max(1, int(share * trained / cost)) for share, cost in zip(SHARES, seconds, strict=True)]
-    return Schedule((1 - RESERVE / 2) * BUDGET, [Plan(0, counts, seconds, 0.0)])
+    return Schedule((1 - RESERVE / 2) * BUDGET, 0.0, [Plan(0, counts, seconds, 0.0)])
 
 
 def simulate(schedule: Schedule, slowness: Callable[[float], float], misjudged: float = 1.0) -> tuple[float, list[int]]:

@@ -225,8 +225,8 @@ def pretrain(
         job = PretrainJob(resolved, shards, request.init)
         if request.budget:  # a part of the reserve is for evaluations, whose time a schedule knows
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
-            job.schedule = Schedule(seconds, read_plans(output), fixed)
-        done = yield from forward_events(TrainingRun(output, job, where, begin=begin).events())
+            job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
+        done = yield from forward_events(TrainingRun(output, job, where).events())
         ending = f'see {output / "report.html"}\nnext: bertworks fill {quoted(output)} "This is the [MASK]."'
         yield replace(done, text=f"{done.text}\n{ending}")
 

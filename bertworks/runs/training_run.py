@@ -45,9 +45,8 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device, begin: float = 0.0):
-        """begin: when the work on this run began, by `time.perf_counter`; 0: now."""
-        self.folder, self.job, self.device, self._begin = folder, job, device, begin or time.perf_counter()
+    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device):
+        self.folder, self.job, self.device = folder, job, device
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -165,7 +164,10 @@ class TrainingRun:
             return
         assert isinstance(self.job, PretrainJob)
         if self.rank == 0 and schedule.plans[-1].step < self.step:
-            costs, spent = [self._pace.value * cost for cost in self.job.step_costs], time.perf_counter() - self._begin
+            costs, spent = (
+                [self._pace.value * cost for cost in self.job.step_costs],
+                time.perf_counter() - schedule.begin,
+            )
             evaluation = self._evaluation_seconds + self._save_seconds
             if plan := schedule.plan_again(self.step, spent, costs, evaluation, self.evaluate_every):
                 schedule.plans.append(plan)
@@ -222,7 +224,7 @@ class TrainingRun:
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         if self.schedule and isinstance(self.job, PretrainJob):
             self.job.follow(self.schedule.at(self.step).steps)
-            self._begin -= self.facts["spent"]
+            self.schedule.begin -= self.facts["spent"]
             self._pace.state = self.facts["pace"]
         text = f"resuming after step {self.step:,} of {self.job.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
@@ -256,7 +258,7 @@ class TrainingRun:
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
-            self.facts |= {"spent": time.perf_counter() - self._begin, "pace": self._pace.state}
+            self.facts |= {"spent": time.perf_counter() - self.schedule.begin, "pace": self._pace.state}
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})

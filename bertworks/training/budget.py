@@ -204,16 +204,18 @@ class Pace:
         return self.state[0] / self.state[1]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Schedule:
     """The steps of a run with a budget, as functions of its plans.
 
     seconds: of the budget, to the end of the last evaluation.
+    begin: when they began, by `time.perf_counter`; of a resumed run, earlier by the time that it took before.
     plans: the first one begins at step 0. Later ones may be ahead of a run that was resumed.
     fixed: names of fields that keep their values, as in `fit_steps`.
     """
 
     seconds: float
+    begin: float
     plans: list[Plan]
     fixed: Collection[str] = ()
 
