@@ -86,7 +86,7 @@ PROCESS = 400 << 20  # bytes of Python and torch, without a model
 MANY_STEPS = 1 << 30
 # The rest of a run is planned again if it would end this much earlier or later: fractions of the budget and the rest.
 TOLERANCE, REST_TOLERANCE = 0.02, 0.1
-CHECKS = 100  # of the speed in a run, as long as its steps are those of the first plan
+CHECKS = 40  # of the speed in a run, as long as its steps are those of the first plan
 MEMORY = 0.04  # of a budget: over about this time the speed is averaged
 
 
@@ -238,7 +238,7 @@ class Schedule:
     def is_due(self, step: int) -> bool:
         """Whether the speed is compared with the plan after this number of steps."""
         every = max(1, sum(self.plans[0].steps) // CHECKS)
-        return step % every == 0 and 3 * every <= step < sum(self.at(step).steps)
+        return step % every == 0 and 0 < step < sum(self.at(step).steps)
 
     def plan_again(
         self, step: int, spent: float, step_seconds: Sequence[float], evaluation: float, every: int
