@@ -48,10 +48,8 @@ def simulate(schedule: Schedule, slowness: Callable[[float], float], misjudged: 
         now, step = now + seconds, step + 1
         pace.add(seconds, first.step_seconds[phase])
         phases.append(phase)
-        if schedule.is_due(step):
-            costs = [pace.value * cost for cost in first.step_seconds]
-            if plan := schedule.plan_again(step, now, costs, took, every):
-                schedule.plans.append(plan)
+        if schedule.is_due(step) and (plan := schedule.plan_again(step, now, pace.value, took, every)):
+            schedule.plans.append(plan)
         if step % every == 0 or step == sum(schedule.plans[-1].steps):
             took = evaluation * slowness(now)
             now += took
@@ -87,6 +85,14 @@ def test_phases_keep_their_shares_of_the_time(slower: float, at: float) -> None:
         times[phase] += seconds
         now += seconds
     assert [time / now for time in times] == pytest.approx(SHARES, abs=0.05)
+
+
+@given(speeds=st.lists(st.floats(0.4, 2.5), min_size=200, max_size=200))
+def test_a_shared_machine_is_fast_and_slow_in_turns(speeds: list[float]) -> None:
+    schedule = first_plan(1000)
+    ended, _ = simulate(schedule, lambda now: speeds[int(now * len(speeds) / BUDGET) % len(speeds)])
+    assert 0.85 * BUDGET < ended <= 1.15 * BUDGET
+    assert len(schedule.plans) <= 80
 
 
 def test_a_steady_machine_keeps_its_plan() -> None:

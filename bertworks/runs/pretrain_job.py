@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
-from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from zlib import crc32
@@ -225,20 +224,16 @@ class PretrainJob:
         return text, {"token": token, "masked_lm_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
-        return self._flops_per_token(self.recipe.train.phases[self._phase(step)].sequence_length)
-
-    @property
-    def step_costs(self) -> Sequence[float]:
-        """The cost of a step of each phase, relative to the others: measured for a budget, else its arithmetic."""
-        if self.schedule:
-            return self.schedule.plans[0].step_seconds
-        lengths = [(p.batch_size, p.sequence_length) for p in self.recipe.train.phases]
-        return [number * length * self._flops_per_token(length) for number, length in lengths]
+        length, rate = self.recipe.train.phases[self._phase(step)].sequence_length, self.recipe.masking.rate
+        return self.recipe.encoder.flops_per_token(length, rate, finished=rate + 1 / length)
 
     def cost(self, steps: int) -> float:
-        counts = [phase.num_steps for phase in self.recipe.train.phases]
-        costs = map(mul, counts, self.step_costs)
-        return float(np.interp(steps, [0, *accumulate(counts)], [0, *accumulate(costs)]))
+        """The cost of the first steps: the seconds that were measured for a budget, else their arithmetic."""
+        phases = self.recipe.train.phases
+        ends = [*accumulate(p.num_steps for p in phases)]
+        costs = [p.batch_size * p.sequence_length * self.flops_per_token(end) for p, end in zip(phases, ends)]
+        each = self.schedule.plans[0].step_seconds if self.schedule else costs
+        return float(np.interp(steps, [0, *ends], [0, *accumulate(p.num_steps * c for p, c in zip(phases, each))]))
 
     def progress(self, step: int) -> dict[str, Any]:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
@@ -253,10 +248,6 @@ class PretrainJob:
         )  # fmt: skip
         state = {name: p.detach() for name, p in network.named_parameters()}
         save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
-
-    def _flops_per_token(self, length: int) -> float:
-        rate = self.recipe.masking.rate
-        return self.recipe.encoder.flops_per_token(length, rate, finished=rate + 1 / length)
 
     def _phase(self, step: int) -> int:
         """The phase of a step, counted from 1."""

@@ -164,12 +164,8 @@ class TrainingRun:
             return
         assert isinstance(self.job, PretrainJob)
         if self.rank == 0 and schedule.plans[-1].step < self.step:
-            costs, spent = (
-                [self._pace.value * cost for cost in self.job.step_costs],
-                time.perf_counter() - schedule.begin,
-            )
-            evaluation = self._evaluation_seconds + self._save_seconds
-            if plan := schedule.plan_again(self.step, spent, costs, evaluation, self.evaluate_every):
+            spent, evaluation = time.perf_counter() - schedule.begin, self._evaluation_seconds + self._save_seconds
+            if plan := schedule.plan_again(self.step, spent, self._pace.value, evaluation, self.evaluate_every):
                 schedule.plans.append(plan)
                 write_plans(self.folder, schedule.plans)
         if self.world_size > 1:

@@ -240,17 +240,16 @@ class Schedule:
         every = max(1, sum(self.plans[0].steps) // CHECKS)
         return step % every == 0 and 0 < step < sum(self.at(step).steps)
 
-    def plan_again(
-        self, step: int, spent: float, step_seconds: Sequence[float], evaluation: float, every: int
-    ) -> Plan | None:
+    def plan_again(self, step: int, spent: float, pace: float, evaluation: float, every: int) -> Plan | None:
         """A plan whose rest ends with the budget; None where the present one nearly does.
 
         Args:
             step: steps done. spent: seconds of the budget.
-            step_seconds: the time of a step of each phase, at the present speed.
+            pace: how many times as long as in the first plan a step takes now.
             evaluation: seconds of one with saving; there is one after `every` steps, and at the end.
         """
-        plan, kept = self.at(step), fixed_phases(len(step_seconds), self.fixed)
+        plan, step_seconds = self.at(step), [pace * seconds for seconds in self.plans[0].step_seconds]
+        kept = fixed_phases(len(step_seconds), self.fixed)
         left = [min(n, max(0, end - step)) for n, end in zip(plan.steps, accumulate(plan.steps), strict=True)]
         times = [n * (seconds + evaluation / every) for n, seconds in zip(left, step_seconds, strict=True)]
         expected = sum(seconds for number, seconds in enumerate(times) if number not in kept)
