@@ -55,7 +55,7 @@ from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.serve.server import bound
 from bertworks.text.shards import Shards
 from bertworks.text.vocabulary import train_vocabulary
-from bertworks.training.budget import fit_steps
+from bertworks.training.budget import Measurement, fit_steps
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
 
@@ -72,7 +72,7 @@ NOT_TYPED = {  # why a template is not tested here
     "hf auth login (or set HF_TOKEN), with a token with write access": NETWORK,
     "hf auth login with a token with write access": NETWORK,
     "leave --precision out: GPUs use bf16": GPU,
-    "give a longer --budget, and --overwrite": "only a machine that is too slow says so; test_pretrain runs budgets",
+    "--budget {}s is the shortest; and --overwrite": "only a machine that is too slow says so; test_pretrain has one",
     "run the same command again: it resumes after the finished parts; fewer --workers need less memory":
         "test_shards: a killed worker, and the command again",
     "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",
@@ -1179,10 +1179,12 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
 
 @says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
       "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-      "bertworks fill . {}")  # fmt: skip
+      "bertworks fill . {}", 'see {}\nnext: bertworks fill {} "This is the [MASK]."')  # fmt: skip
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
-    shell.works(*words, "-o", "a run")
+    answer = shell.works(*words, "-o", "a run")
+    advice = shell.shows(answer, 'see {}\nnext: bertworks fill {} "This is the [MASK]."')
+    assert shell.types(advice).count("%") == 5
     before, recipe = weights("a run"), Path("a run/recipe.toml").read_text()
     Path("a run/recipe.toml").write_text(recipe.replace("num_steps = 3", "num_steps = 4"))
     answer = shell.fails(*words, "-o", "a run")
@@ -1771,6 +1773,24 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
         else:
             return
     pytest.fail("smaller batches do not help")
+
+
+@says("{}. Use --budget {}m, for {} steps{}", "; or leave out --recipe: a smaller model is then chosen for the time")
+def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(recipe: Any, *_: object) -> Measurement:
+        """On a machine where a step takes as long as the model is large."""
+        seconds = 1e-6 * recipe.encoder.num_parameters()
+        return Measurement([seconds] * len(recipe.train.phases), 1 << 30)
+
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", measured)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
+    words = ["pretrain", text, "-o", "out", "--estimate"]
+    answer = shell.works(*words, "--recipe", "bert-base", "--budget", "20m")
+    advice = shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
+    shell.shows(answer, "; or leave out --recipe: a smaller model is then chosen for the time")
+    longer = re.search(r"--budget \d+m", advice)[0].split()  # type: ignore[index]
+    assert "too few" not in shell.works(*words, "--recipe", "bert-base", *longer)
+    assert "too few" not in shell.works(*words, "--budget", "20m")
 
 
 def extras() -> dict[str, list[str]]:
