@@ -32,13 +32,13 @@ from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_t
 from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
 from bertworks.runs.baselines import FINETUNED, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
-from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation
+from bertworks.runs.data_splits import EVALUATED, PARTS, LabelledData, Method, Validation
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
-from bertworks.runs.validation import FOLDER, choose_method
+from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
 from bertworks.training.device import choose_device, disable_heap_trim
 from bertworks.training.recipe import load_finetune_recipe
 
@@ -94,7 +94,8 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
     disable_heap_trim()
     if processes.first:
         write_json(output / "data.json", survey)
-        seconds = forecast(job, device, processes.count)  # before the first step that all processes compute together
+        # Before the first step that all processes compute together.
+        seconds = forecast(job, device, processes.count) * trainings(job)
         processes.meet()
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from make_featurizer(job.description, job.model.tokenizer).examples(job.train)
@@ -156,7 +157,8 @@ def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tup
     write_text(folder / "README.md", job.card(folder, result["figures"], result))
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    return result, _summary(folder, result)
+    where = f"on {len(job.dev):,} rows that it did not see" if job.data.is_validated else "on dev"
+    return result, _summary(folder, result, where)
 
 
 def _simple_answers(job: FinetuneJob, encoder: FrozenEncoder) -> dict[str, list[Answer]]:
@@ -239,8 +241,8 @@ def gold_logits(
     return np.concatenate(logits), np.concatenate(gold), np.repeat(np.arange(len(rows)), list(map(len, gold)))
 
 
-def _summary(folder: Path, result: Mapping[str, Any]) -> str:
-    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'], result['intervals'])} on dev"]
+def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
+    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'], result['intervals'])} {where}"]
     if result["task"] == "regression":
         errors = [abs(gold - predicted) for gold, predicted in result["points"]]
         lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
@@ -261,11 +263,13 @@ def _summary(folder: Path, result: Mapping[str, Any]) -> str:
 
 def _plan(job: FinetuneJob, seconds: float) -> str:
     recipe, every = job.recipe, job.evaluate_every
+    validated = f", compared by {EVALUATED} of {PARTS} folds" * (len(compared_methods(job)) > 1)
     lstm = f" in the frozen encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
-    can_end_early = 0 < recipe.patience * every < job.num_steps - every
+    can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
     early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
     return (
         f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{lstm}\n"
+        f"method       {' or '.join(compared_methods(job))}{validated}\n"
         f"training     {recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "
         f"{recipe.batch_size} at a time, rate {recipe.optimizer.learning_rate:g}{early}\n"
         f"time         about {duration(seconds)} on this machine"
