@@ -48,7 +48,10 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, FinetuneJob]:
     """A run folder as it is before the first step: the model has a head that nobody trained."""
     write, name = WRITERS[task]
     output = folder / "run"
-    request = make_finetune_request(write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"])
+    split = {"method": "full", "validation": "split"}  # then `evaluate` has the same rows and thresholds
+    request = make_finetune_request(
+        write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"], **split
+    )
     work = FinetuneJob(request, CPU)
     output.mkdir()
     create_run_folder(output, request.content())

@@ -734,7 +734,7 @@ def test_one_word_per_row(shell: Shell, model: Path) -> None:
     options = shlex.split(shell.shows(answer, "--sentence-column {} --text {} --label {}").split("; or")[0])
     assert options[:2] == ["--sentence-column", "Sentence #"]
     found = learned(shell.works("check", data, "--model", model, *options))
-    assert found["rows"].startswith("11 in train, 1 in dev")
+    assert found["rows"].startswith("12 in train")
     assert "the/O film/B-work was/O good/O" in found["example"]
 
 
@@ -766,7 +766,7 @@ def test_a_column_that_divides_the_rows(shell: Shell, model: Path) -> None:
     assert about("divided")["labels"] == ["bad", "good"]
     option = re.findall(r"--label COLUMN", advice)[0].replace("COLUMN", "label").split()
     found = learned(shell.works("check", data, "--model", model, *option))
-    assert found["rows"].startswith("36 in train, 4 in dev")
+    assert found["rows"].startswith("40 in train")
 
 
 @says('write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN')
@@ -901,7 +901,7 @@ def test_few_rows_have_a_text(shell: Shell, model: Path) -> None:
     other, same = re.findall(r"--text(?: \w+)?", advice)
     assert "'body'" in learned(shell.works("check", data, "--model", model, other, "body"))["text"]
     found = learned(shell.works("check", data, "--model", model, *same.split()))
-    assert found["rows"].startswith("18 in train, 2 in dev")
+    assert found["rows"].startswith("20 in train")
 
 
 @says("name another column with --text; or this one, --text {}")
@@ -1833,3 +1833,36 @@ def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest
     assert options is not None
     shell.works(*words, *options[0].split())
     assert load_recipe("OTHER/recipe.toml").optimizer.learning_rate == float(options[1]) == 3.3e-4
+
+
+# Methods
+
+
+@says("use --method {}")
+def test_a_method_that_is_not_for_the_task(shell: Shell, model: Path) -> None:
+    rows = [(f"a {label} film {n}", label) for n in range(12) for label in ("good", "bad")]
+    data = table("answers.csv", ("text", "label"), *rows)
+    command = ("finetune", data, "--model", model, *FAST)
+    advice = shell.shows(shell.fails(*command, "--method", "cosine", "-o", "out"), "use --method {}")
+    for method in advice.removeprefix("use --method ").split(" or "):
+        shell.works(*command, "--method", method, "-o", method)
+        assert about(method)["labels"] == ["bad", "good"]
+
+
+@says("leave --recipe out")
+def test_a_method_without_an_lstm(shell: Shell, model: Path) -> None:
+    Path("names.conll").write_text("the O\nfilm B-work\n\n" * 12)
+    command = ("finetune", "names.conll", "--model", model, "--method", "frozen")
+    shell.shows(shell.fails(*command, "--recipe", "feature_based", "-o", "out"), "leave --recipe out")
+    shell.works(*command, "-o", "out")
+    assert about("out")["task"] == "tagging"
+
+
+@says("export only the hidden states: --encoder")
+def test_an_export_of_two_vectors(shell: Shell, model: Path) -> None:
+    rows = [(f"a good film {n}", "a film" if n % 2 else "a town", n % 2) for n in range(24)]
+    data = table("pairs.csv", ("sentence1", "sentence2", "label"), *rows)
+    shell.works("finetune", data, "--model", model, "--method", "frozen", "--task", "classification", "-o", "pairs")
+    advice = shell.shows(shell.fails("export", "pairs", "-o", "out"), "export only the hidden states: --encoder")
+    shell.works("export", "pairs", "-o", "out", *re.findall("--encoder", advice))
+    assert (Path("out") / "model.onnx").exists()

@@ -192,7 +192,8 @@ def finetune(
     """  # fmt: skip
     request = bw.make_finetune_request(
         data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
-        new_head=reset_head, precision=None if precision == "auto" else precision, **vars(meaning),
+        new_head=reset_head, precision=None if precision == "auto" else precision, method=method,
+        validation=validation, **vars(meaning),
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
