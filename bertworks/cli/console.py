@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal, TextIO
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
+from bertworks.config import add_overrides
 from bertworks.events import Event
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
@@ -82,6 +83,33 @@ class RawText:
 Raw = Annotated[RawText, Parameter("*")]  # each of its fields is an option
 Read = Annotated[ReadOptions, Parameter("*")]
 Settings = Annotated[Repeatable, Parameter("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The fields of a fine-tuning recipe that are set most often.
+
+    Args:
+        epochs: Passes over the training data. Unset: the recipe's, else more for fewer rows.
+        learning_rate: The highest learning rate. Unset: the recipe's, else by the size of the model.
+        batch_size: Rows per step. Unset: the recipe's.
+        max_length: Maximum number of tokens per row. Unset: the recipe's, else the limit of the model, up to 512.
+    """
+
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    max_length: int | None = None
+
+    def overrides(self, settings: Sequence[str] | None, **given: object) -> list[str]:
+        """The settings of `--set` and of these options. given: those of other options that are fields of a recipe."""
+        words = list(settings or [])
+        add_overrides(words, given)
+        rate = {"optimizer.learning_rate": self.learning_rate}
+        return add_overrides(words, {k: v for k, v in vars(self).items() if k != "learning_rate"} | rate)
+
+
+Trainings = Annotated[Training, Parameter("*")]
 Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,
     Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),

@@ -74,6 +74,7 @@ def pretrain(
     estimate: console.Flag = False,
     tokenizer: str | None = None,
     init: str | None = None,
+    learning_rate: float | None = None,
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
     seed: int | None = None,
@@ -93,12 +94,16 @@ def pretrain(
         estimate: Print parameters, memory, tokens, time and disk space, and do not start.
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model: a folder, minilm, or a name on the hub.
+        learning_rate: The highest learning rate. Unset: the recipe's.
         seed: Seed of the weights, the order of the text and the masks.
         verify: First compare every file of the shards with its sha256.
     """
+    exact = None if precision == "auto" else precision
     request: dict[str, Any] = {
-        "recipe": recipe, "overrides": settings or [], "budget": budget, "tokenizer": tokenizer, "init": init,
-        "device": device, "precision": None if precision == "auto" else precision, "seed": seed, **vars(raw),
+        "recipe": recipe, "budget": budget, "tokenizer": tokenizer, "init": init, "device": device, "precision": exact,
+        "overrides": console.Training(learning_rate=learning_rate).overrides(
+            settings, **{"seed": seed, "train.precision": exact}),
+        "seed": seed, **vars(raw),
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)
@@ -158,6 +163,7 @@ def finetune(
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
+    training: console.Trainings = console.Training(),
     recipe: str = "stable",
     settings: console.Settings = None,
     metric: str | None = None,
@@ -190,9 +196,11 @@ def finetune(
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
     """  # fmt: skip
+    exact = None if precision == "auto" else precision
     request = bw.make_finetune_request(
-        data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
-        new_head=reset_head, precision=None if precision == "auto" else precision, **vars(meaning),
+        data, model=model, recipe=recipe, overrides=training.overrides(settings, seed=seed, precision=exact),
+        metric=metric, read=read, seed=seed, new_head=reset_head, precision=exact, method=method,
+        validation=validation, **vars(meaning),
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
