@@ -163,9 +163,14 @@ def add_overrides(overrides: Sequence[str], given: Mapping[str, object]) -> list
     """
     words = [f"{path}={value}" for path, value in given.items() if value is not None]
     for path in parse_overrides(overrides).keys() & parse_overrides(words).keys():
-        option = f"--{path.rpartition('.')[2].replace('_', '-')}"
+        option = option_of(path)
         raise UsageError(f"{option} and the setting {path} are the same", hint=f"give one of them: leave out {option}")
     return [*overrides, *words]
+
+
+def option_of(path: str) -> str:
+    """The option of the command line for a field: that of optimizer.learning_rate is --learning-rate."""
+    return f"--{path.rpartition('.')[2].replace('_', '-')}"
 
 
 def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:

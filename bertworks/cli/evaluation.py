@@ -89,10 +89,11 @@ def task(
 
 
 def squad(
+    model: str | None = None,
+    /,
     *,
     data: Path,
     predictions: Path | None = None,
-    model: str | None = None,
     output: Annotated[Path | None, console.output_file()] = None,
     no_answer_probabilities: Path | None = None,
     unit: Literal["auto", "word", "character"] = "auto",
@@ -100,9 +101,9 @@ def squad(
     """Official SQuAD metrics, in percent, of answers in a file or of a model.
 
     Args:
+        model: A model fine-tuned on questions, to compute the answers.
         data: Questions with gold answers, in the format of SQuAD 1.1 or 2.0.
         predictions: A JSON object of answers: {"question id": "answer"}, "" for no answer.
-        model: A model fine-tuned on questions, to compute the answers.
         output: JSON file for the model's answers.
         no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".
         unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
@@ -130,10 +131,11 @@ def squad(
 
 
 def glue(
+    model: console.Model = "minilm",
+    /,
     *,
     data: Path,
     output: console.Output,
-    model: console.Model = "minilm",
     task: console.Repeatable = None,
     seeds: Annotated[int, console.at_least(1)] = 1,
     seed: int | None = None,
@@ -175,9 +177,10 @@ def sts(
 
 
 def retrieval(
+    model: console.Model = "minilm",
+    /,
     *,
     data: str,
-    model: console.Model = "minilm",
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
     rerank: console.Rerank = None,

@@ -23,15 +23,15 @@ def fill(
     texts: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    count: Annotated[int, console.at_least(1, ["--count", "-k"])] = 5,
+    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k", "--count"])] = 5,
 ) -> Iterator[console.Result]:
     """Predict the most probable tokens for every [MASK].
 
     Args:
         texts: Texts with [MASK], or - for the lines of standard input.
-        count: Predictions per [MASK].
+        top_k: Predictions per [MASK]. --count is the old name of this option.
     """
-    for number, masks in enumerate(bw.fill(model, _lines(texts), k=count)):
+    for number, masks in enumerate(bw.fill(model, _lines(texts), k=top_k)):
         shown = ([(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask] for mask in masks)
         yield masks, "\n" * bool(number) + "\n\n".join(map(console.table, shown))
 
@@ -174,7 +174,7 @@ def search(
     query: str,
     /,
     *,
-    count: Annotated[int, console.at_least(1, ["--count", "-k"])] = 10,
+    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k", "--count"])] = 10,
     ranking: Literal["hybrid", "dense", "bm25"] = "hybrid",
     rerank: console.Rerank = None,
     approximate: console.Flag = False,
@@ -187,7 +187,7 @@ def search(
     Args:
         folder: The folder of an index.
         query: The query.
-        count: Number of documents.
+        top_k: Number of documents. --count is the old name of this option.
         ranking: Rank by vectors (dense), by words (bm25), or by both.
         approximate: Search with the graph from index --approximate.
         verify: First compare every file of the index with its sha256.
@@ -196,7 +196,7 @@ def search(
     opened = bw.Index(folder, model=model, device=device)
     if verify:
         opened.verify()
-    hits = opened.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
+    hits = opened.search(query, top_k, ranking=ranking, rerank=rerank, approximate=approximate)
     if not hits:  # with bm25, or in an empty index
         console.say("nothing found")
     for hit in hits:

@@ -11,24 +11,39 @@ import io
 import os
 import re
 import sys
+import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group, UnknownOptionError
 
 from bertworks import __version__
 from bertworks.cli import evaluation, inference, models, training
 from bertworks.cli.console import say, with_json
+from bertworks.config import near_field, option_of
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
 
 _EPILOGUE = (
-    "Every command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; "
+    "Every command that uses a model takes it as its first word or as --model; check, finetune and index take --model. "
+    "Every command has its own --help, with examples. Two options may stand anywhere: --debug shows the traceback of an error; "
     "--threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well)."
 )
+_EVALUATIONS = """\
+Examples:
+  bertworks evaluate task MODEL-FOLDER test.csv
+  bertworks evaluate mlm minilm held-out.txt"""
+_JOBS = {  # groups of commands, in the order of the help
+    "Learn from labelled data": "check finetune predict evaluate explain",
+    "Vectors and search": "embed index search",
+    "Pre-train on raw text": "vocab prepare pretrain fill score",
+    "Serve, convert and share": "serve export import convert push",
+    "This machine": "doctor demo",
+}
+_RESUMED = ("pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue")  # if they are repeated
 
 
 def make_app() -> App:
@@ -46,23 +61,48 @@ def make_app() -> App:
         result_action="return_value",
     )
     app.register_install_completion_command()
-    evaluate = App(name="evaluate", help="Evaluate a model, or predictions, on held-out data.", sort_key=11.5)
-    for command in _commands(evaluation):
-        evaluate.command(command)
-    for position, command in enumerate(_commands(training, inference, models)):
-        app.command(command, sort_key=position)
-    app.command(evaluate)
+    help_ = "Evaluate a model, or predictions, on held-out data."
+    evaluate = App(name="evaluate", help=help_, help_epilogue=_EVALUATIONS, help_format="plaintext")
+    for name, (command, examples) in _commands(evaluation).items():
+        evaluate.command(command, name=name, help_epilogue=examples)
+    commands = _commands(training, inference, models)
+    for number, (title, names) in enumerate(_JOBS.items()):
+        group = Group(title, sort_key=number)
+        for position, name in enumerate(names.split()):
+            if name == "evaluate":
+                evaluate.group, evaluate.sort_key = (group,), position
+                app.command(evaluate)
+            else:
+                command, examples = commands[name]
+                app.command(command, name=name, group=group, sort_key=position, help_epilogue=examples)
     return app
 
 
-def _commands(*modules: ModuleType) -> Iterator[Callable[..., object]]:
-    """The public functions that these modules define, in order. Their docstrings have no line breaks within a paragraph
-    or the help of an option: the terminal's width decides where lines break."""
+def _commands(*modules: ModuleType) -> dict[str, tuple[Callable[..., object], str]]:
+    """The public functions that these modules define and their examples, by the name of the command. Their docstrings
+    have no line breaks within a paragraph or the help of an option: the terminal's width decides where lines break."""
+    found: dict[str, tuple[Callable[..., object], str]] = {}
     for module in modules:
         for name, value in vars(module).items():
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
-                value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", inspect.getdoc(value) or "")
-                yield with_json(value)
+                text, _, examples = (inspect.getdoc(value) or "").partition("\nExamples:\n")
+                value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", text)
+                lines = vars(value).setdefault("examples", textwrap.indent(textwrap.dedent(examples), "  "))
+                found[name.rstrip("_")] = with_json(value), f"Examples:\n{lines}"
+    return found
+
+
+def _model_first(words: list[str]) -> list[str]:
+    """The words of a command that takes a model as its first word, with the value of `--model` in that place."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--model=") else [word])]
+    depth = 2 if words[:1] == ["evaluate"] else 1
+    module = [evaluation] if depth == 2 else [training, inference, models]
+    command = next((vars(m)[name] for m in module for name in words[depth - 1 : depth] if name in vars(m)), None)
+    first = next(iter(inspect.signature(command).parameters.values()), None) if inspect.isfunction(command) else None
+    if first is None or (first.name, first.kind) != ("model", first.POSITIONAL_ONLY) or "--model" not in words:
+        return words
+    place = words.index("--model")
+    return [*words[:depth], *words[place + 1 : place + 2], *words[depth:place], *words[place + 2 :]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    words = [STDIN if word == "-" else word for word in words if word != "--debug"]
+    words = given = [STDIN if word == "-" else word for word in words if word != "--debug"]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # bertworks starts worker processes itself
     # Idle threads spin for some microseconds, then sleep. The default, endless spinning, makes a step tens of times
     # slower when another program uses one of the cores. Without spinning, small networks gain nothing from a second
@@ -81,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
-        words = _set_threads(words)
+        words = _model_first(_set_threads(words))
         result = make_app()(words)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is an error of the command
@@ -89,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        return _report(error, words)
+        return _report(error, given)
 
 
 def _set_threads(words: list[str]) -> list[str]:
@@ -119,11 +159,13 @@ def _report(error: BaseException, words: list[str]) -> int:
         say(f"error: {error}")
         return error.exit_code
     if isinstance(error, CycloptsError):
-        chain = " ".join(["bertworks", *(error.command_chain or ())])
-        say(f"error: {error}\n  hint: {chain} --help")
+        chain = list(error.command_chain or ())
+        field = _recipe_field(chain, error) if isinstance(error, UnknownOptionError) else None
+        more = f"{field}; or see " if field else ""
+        say(f"error: {error}\n  hint: {more}{' '.join(['bertworks', *chain])} --help")
         return 2
     if isinstance(error, KeyboardInterrupt):
-        say("interrupted")
+        say(_how_to_go_on(words))
         return 130
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -137,6 +179,30 @@ def _report(error: BaseException, words: list[str]) -> int:
     command = " ".join("-" if word == STDIN else quoted(word) for word in words)
     say(f"  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {command}")
     return 1
+
+
+def _recipe_field(chain: list[str], error: UnknownOptionError) -> str | None:
+    """What to type instead of an unknown option that is the name of a field of a recipe."""
+    from bertworks.training.recipe import FinetuneRecipe, Recipe
+
+    kind = {"pretrain": Recipe, "finetune": FinetuneRecipe, "glue": FinetuneRecipe}.get(chain[-1] if chain else "")
+    name = (error.token.keyword or error.token.value or "").partition("=")[0].strip("-")
+    path = near_field(kind, name) if kind else None
+    if path is None:
+        return None
+    option = option_of(path)
+    is_option = any(option in argument.names for argument in error.argument_collection)
+    return f"{option} VALUE" if is_option else f"--set {path}=VALUE"
+
+
+def _how_to_go_on(words: list[str]) -> str:
+    """The message after Ctrl-C: the command that goes on, if what it has done so far is kept."""
+    verb = words[1] if words[:1] == ["evaluate"] and words[1:] else "".join(words[:1])
+    has_output = not {"-o", "--output"}.isdisjoint(word.partition("=")[0] for word in words) or verb == "demo"
+    if verb not in _RESUMED or not has_output or STDIN in words or "--estimate" in words:
+        return "interrupted; nothing was saved" if has_output else "interrupted"
+    command = " ".join(quoted(word) for word in words if word != "--overwrite")  # it would start again
+    return f"interrupted; what was done is saved. The same command goes on:\n  bertworks {command}"
 
 
 def run() -> NoReturn:

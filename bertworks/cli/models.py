@@ -110,7 +110,7 @@ def convert(model: str, /, *, output: console.Output) -> Iterable[Event]:
 
 
 def push(
-    folder: Path,
+    model: Path,
     repository: str,
     /,
     *,
@@ -121,13 +121,13 @@ def push(
     """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card.
 
     Args:
-        folder: A model folder.
+        model: A model folder.
         repository: owner/name on the Hugging Face hub.
         dry_run: Show the files and the card; send nothing.
         private: Make a new repository private.
         licence: License for the model card, such as mit or apache-2.0.
     """
-    return bw.push(folder, repository, dry_run=dry_run, private=private, licence=licence)
+    return bw.push(model, repository, dry_run=dry_run, private=private, licence=licence)
 
 
 def doctor(*, as_json: console.Json = False) -> int:
