@@ -110,6 +110,7 @@ class Training:
 
 
 Trainings = Annotated[Training, Parameter("*")]
+RECIPE = Training()
 Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,
     Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),
@@ -125,6 +126,17 @@ GuardFormulas = Annotated[
     Flag, Parameter(help="In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.")
 ]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
+OverwriteFile = Annotated[Flag, Parameter("--overwrite", help="Replace the output file if it exists.")]
+RowsOrTexts = Annotated[
+    list[str] | None,
+    stdin_or(
+        help=f"A file ({INPUT_FORMATS}), - for standard input, or texts: words in quotes that have a space, and are not"
+        " the name of a file."
+    ),
+]
+Texts = Annotated[
+    Repeatable, Parameter(["--text-input", "-t"], help="A text instead of a file, whatever it is like. Repeatable.")
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],

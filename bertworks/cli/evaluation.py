@@ -10,7 +10,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
 from bertworks.events import Event
-from bertworks.io.atomic_write import refuse_unwritable, write_json
+from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
 from bertworks.io.tables import ReadOptions
 
 
@@ -35,6 +35,7 @@ def blimp(
     output: console.OutputFile = None,
     sample: Annotated[int, console.at_least(0)] = 0,
     within_word: console.WithinWord = False,
+    overwrite: console.OverwriteFile = False,
 ) -> Iterable[Event]:
     """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
 
@@ -42,6 +43,7 @@ def blimp(
         data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
         sample: Pairs per paradigm, the same every time; 0: all.
     """
+    refuse_existing(output, overwrite)
     return bw.evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
 
 
@@ -54,6 +56,7 @@ def task(
     text: console.TextColumns = None,
     label: console.LabelColumns = None,
     threshold: float | None = None,
+    overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
@@ -67,6 +70,7 @@ def task(
     """
     from bertworks.runs.task_metrics import format_metrics
 
+    refuse_existing(errors, overwrite)
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
     result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
     console.say("\n".join(result["notes"]))
@@ -97,6 +101,7 @@ def squad(
     output: Annotated[Path | None, console.output_file()] = None,
     no_answer_probabilities: Path | None = None,
     unit: Literal["auto", "word", "character"] = "auto",
+    overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
     """Official SQuAD metrics, in percent, of answers in a file or of a model.
 
@@ -110,6 +115,7 @@ def squad(
     """
     if (predictions is None) == (model is None):
         raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
+    refuse_existing(output, overwrite)
     answers: Path | dict[str, str] = predictions or {}
     if model is not None:
         if output is not None:
@@ -140,7 +146,7 @@ def glue(
     seeds: Annotated[int, console.at_least(1)] = 1,
     seed: int | None = None,
     recipe: str = "stable",
-    training: console.Trainings = console.Training(),
+    training: console.Trainings = console.RECIPE,
     settings: console.Settings = None,
 ) -> Iterable[Event]:
     """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files.

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,8 +12,9 @@ from cyclopts import Parameter
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
+from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
 
 _SHOWN = 200  # characters of a text
 _ROWS = "Rows or lines of text, in any format; - for standard input."
@@ -64,6 +66,7 @@ def explain(
     output: Annotated[Path | None, console.output_file()] = None,
     target: str | None = None,
     baseline: Literal["mask", "pad"] = "mask",
+    overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
     """Explain a prediction: attributions of words, attention, similarity of tokens.
 
@@ -74,6 +77,7 @@ def explain(
         target: What to explain instead of the prediction: a label, a tagged word, or a token.
         baseline: The token that stands for "no information".
     """
+    refuse_existing(output, overwrite)
     explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
     yield explanation.as_dict(), str(explanation)
     if output is not None:
@@ -83,10 +87,11 @@ def explain(
 
 def embed(
     model: console.Model,
-    data: Annotated[str, console.stdin_or(help=_ROWS)],
+    data: console.RowsOrTexts = None,
     /,
     *,
-    output: Annotated[str, console.stdin_or(["--output", "-o"])],
+    text_input: console.Texts = None,
+    output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     text: console.TextColumns = None,
     pooling: console.Pooling = None,
     normalize: bool | None = None,
@@ -94,26 +99,34 @@ def embed(
     whitening: Literal["none", "center", "whiten"] = "none",
     learn_from: console.LearnFrom = None,
     guard_formulas: console.GuardFormulas = False,
+    overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Write the vector of every row, in order: an array in .npy, else a column next to those of the input.
+    """Write the vector of every row or text, in order: an array in .npy, else a column next to those of the input.
 
     Run the same command again to resume. The output appears when it is complete.
 
     Args:
-        output: The output file: .npy, .parquet, .jsonl, ...
+        output: The output file: .npy, .parquet, .jsonl, ...; - for standard output.
         normalize: Vectors of length 1. Unset: as in the model's files.
         whitening: center: subtract the mean of all vectors. whiten: also make the covariance the identity.
     """
-    events = bw.embed_file(
-        model, data, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
-        whitening=whitening, learn_from=learn_from, guard_formulas=guard_formulas, read=read, device=device,
-        precision=precision,
-    )  # fmt: skip
-    console.show_events(events, as_json=as_json and output != "-", results=output != "-")
+    refuse_existing(output, overwrite)
+    rows = file_or_texts(data or (), text_input or ())
+    with ExitStack() as stack:
+        if not isinstance(rows, str):
+            from bertworks.inference.predict import texts_in_file
+
+            rows = str(stack.enter_context(texts_in_file(rows, ["text"], text or (), read)))
+        events = bw.embed_file(
+            model, rows, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
+            whitening=whitening, learn_from=learn_from, guard_formulas=guard_formulas, read=read, device=device,
+            precision=precision,
+        )  # fmt: skip
+        console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
 
 def index(
@@ -207,7 +220,11 @@ def search(
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     """The texts, with the lines of standard input instead of "-". Blank lines are left out and reported. Bytes that are
-    not UTF-8 are replaced, so that they can be printed."""
+    not UTF-8 are replaced, so that they can be printed.
+
+    Raises:
+        UsageError: a text is the name of a file.
+    """
     blank = IssueCounter()
     for text in texts:
         if text == "-":
@@ -218,6 +235,9 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                     yield line.rstrip("\r\n")
                 else:
                     blank.add(f"line {number}")
+        elif names_file(text):
+            hint = "give a text in quotes; or - for the lines of standard input"
+            raise UsageError("expected a text, not the name of a file", where=text, hint=hint)
         else:
             yield text.encode("utf-8", "replace").decode()
     if blank.count:

@@ -15,6 +15,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from types import ModuleType
 from typing import NoReturn
 
@@ -28,9 +29,10 @@ from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
 
 _EPILOGUE = (
-    "Every command that uses a model takes it as its first word or as --model; check, finetune and index take --model. "
-    "Every command has its own --help, with examples. Two options may stand anywhere: --debug shows the traceback of an error; "
-    "--threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well)."
+    "The model is the first word, or --model MODEL, of every command that uses one; check, finetune and index have only "
+    "--model. Every command has its own --help, with examples. Two options may stand anywhere: --debug shows the "
+    "traceback of an error; --threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings "
+    "adapt as well)."
 )
 _EVALUATIONS = """\
 Examples:
@@ -59,10 +61,11 @@ def make_app() -> App:
         verbose=False,
         suppress_keyboard_interrupt=False,
         result_action="return_value",
+        group_commands=Group("Options", sort_key=len(_JOBS)),
     )
     app.register_install_completion_command()
     help_ = "Evaluate a model, or predictions, on held-out data."
-    evaluate = App(name="evaluate", help=help_, help_epilogue=_EVALUATIONS, help_format="plaintext")
+    evaluate = App(name="evaluate", help=help_, help_epilogue=_EVALUATIONS, group_commands=Group("Commands"))
     for name, (command, examples) in _commands(evaluation).items():
         evaluate.command(command, name=name, help_epilogue=examples)
     commands = _commands(training, inference, models)
@@ -160,8 +163,8 @@ def _report(error: BaseException, words: list[str]) -> int:
         return error.exit_code
     if isinstance(error, CycloptsError):
         chain = list(error.command_chain or ())
-        field = _recipe_field(chain, error) if isinstance(error, UnknownOptionError) else None
-        more = f"{field}; or see " if field else ""
+        option = _meant_option(chain, error) if isinstance(error, UnknownOptionError) else None
+        more = f"{option}; or see " if option else ""
         say(f"error: {error}\n  hint: {more}{' '.join(['bertworks', *chain])} --help")
         return 2
     if isinstance(error, KeyboardInterrupt):
@@ -181,15 +184,15 @@ def _report(error: BaseException, words: list[str]) -> int:
     return 1
 
 
-def _recipe_field(chain: list[str], error: UnknownOptionError) -> str | None:
-    """What to type instead of an unknown option that is the name of a field of a recipe."""
+def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
+    """What to type instead of an unknown option that is like --model, or like a field of a recipe."""
     from bertworks.training.recipe import FinetuneRecipe, Recipe
 
     kind = {"pretrain": Recipe, "finetune": FinetuneRecipe, "glue": FinetuneRecipe}.get(chain[-1] if chain else "")
     name = (error.token.keyword or error.token.value or "").partition("=")[0].strip("-")
     path = near_field(kind, name) if kind else None
     if path is None:
-        return None
+        return "--model MODEL" if get_close_matches(name, ["model"]) else None
     option = option_of(path)
     is_option = any(option in argument.names for argument in error.argument_collection)
     return f"{option} VALUE" if is_option else f"--set {path}=VALUE"

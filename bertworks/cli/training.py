@@ -12,7 +12,9 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.datasets.values import names_of
 from bertworks.events import Event
+from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions, parse_size
+from bertworks.io.text_files import file_or_texts
 
 
 def vocab(
@@ -26,6 +28,7 @@ def vocab(
     max_memory: str = "1g",
     workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
+    overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
 
@@ -39,6 +42,7 @@ def vocab(
 
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
     memory = parse_size(max_memory, "--max-memory")
+    refuse_existing(output / "tokenizer.json", overwrite)
     return make_vocabulary(read_text(inputs, **vars(raw)), output, config, max_memory=memory, workers=workers)
 
 
@@ -163,7 +167,7 @@ def finetune(
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
-    training: console.Trainings = console.Training(),
+    training: console.Trainings = console.RECIPE,
     recipe: str = "stable",
     settings: console.Settings = None,
     metric: str | None = None,
@@ -210,9 +214,10 @@ def finetune(
 
 def predict(
     model: console.Model,
-    data: Annotated[str, console.stdin_or(help=f"A file, or - for standard input: {console.INPUT_FORMATS}.")],
+    data: console.RowsOrTexts = None,
     /,
     *,
+    text_input: console.Texts = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     text: console.TextColumns = None,
     top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 1,
@@ -220,12 +225,13 @@ def predict(
     threshold: float | None = None,
     kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
     guard_formulas: console.GuardFormulas = False,
+    overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Predict every row of a file. Predictions are added to the columns of the input, in its order.
+    """Predict every row of a file, or texts. Predictions are added to the columns of the input, in its order.
 
     Run the same command again to resume. The output appears when it is complete. With --json each row is a JSON object
     on a line.
@@ -240,8 +246,14 @@ def predict(
     """
     if as_json and kind is None and output == "-":
         kind = "jsonl"
-    events = bw.predict_file(
-        model, data, output, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
-        guard_formulas=guard_formulas, read=read, device=device, precision=precision,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "top_k": top_k, "probabilities": probabilities, "threshold": threshold, "kind": kind, "device": device,
+        "guard_formulas": guard_formulas, "precision": precision,
+    }  # fmt: skip
+    refuse_existing(output, overwrite)
+    rows = file_or_texts(data or (), text_input or ())
+    compute: Any = bw.predict_file
+    if not isinstance(rows, str):
+        from bertworks.inference.predict import predict_texts as compute
+    events = compute(model, rows, output, text=text or [], read=read, **options)
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

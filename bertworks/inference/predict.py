@@ -24,8 +24,9 @@ from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_line
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
+from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
-from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
+from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove, write_text
 from bertworks.io.binary_files import SEAL, is_sealed, sealing
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
@@ -195,8 +196,50 @@ def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dic
         yield (sentence if index == 0 else dict.fromkeys(sentence)) | by_word
 
 
-def predict_file(
+@contextmanager
+def texts_in_file(
+    texts: Sequence[str], columns: Sequence[str], text: Sequence[str], read: ReadOptions
+) -> Iterator[Path]:
+    """A file of JSON lines with the texts, one after the other in these columns. It is deleted after the block.
+
+    Raises:
+        UsageError: `text` or `read` is given: these are about the columns and the format of another file.
+    """
+    if words := [*(["--text"] if text else []), *read.words]:
+        raise UsageError(f"{words[0]} is about a file, and texts are given", hint=f"leave {words[0]} out")
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*[iter(texts)] * len(columns), strict=True)]
+    with TemporaryDirectory(prefix="bertworks-") as folder:
+        write_text(path := Path(folder, "texts.jsonl"), "".join(f"{json.dumps(row)}\n" for row in rows))
+        yield path
+
+
+def predict_texts(
     model: str | Path,
+    texts: Sequence[str],
+    output: str | Path,
+    *,
+    text: Sequence[str],
+    read: ReadOptions,
+    **options: Any,
+) -> Iterator[Event]:
+    """Write the prediction of every text, as `predict_file` does for rows. A model of pairs, or of questions, reads two
+    texts for each row. text, read: see `texts_in_file`.
+
+    Raises:
+        UsageError: a number of texts that does not fit; the model reads more than two.
+    """
+    source = open_model(model, options.get("device", "auto"))
+    d = source.task_config
+    columns = ("question", "context") if d.task == "qa" else d.text or ("text",)
+    if d.task == "choice" or len(texts) % len(columns):
+        what = f"the model reads {' and '.join(columns)}, and {len(texts)} texts are given"
+        raise UsageError(what, hint="give all texts of each row, in this order; write rows of choices into a file")
+    with texts_in_file(texts, columns, text, read) as path:
+        yield from predict_file(source, path, output, text=columns, **options)
+
+
+def predict_file(
+    model: str | Path | LazyModel,
     data: str | Path,
     output: str | Path,
     *,
