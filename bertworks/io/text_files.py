@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import IO, Any, Literal
 
-from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, explain_os_errors, quoted
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
@@ -287,7 +288,7 @@ def too_large(where: str, largest: int, why: str = "") -> BertworksError:
     return BertworksError(f"a row has more than {largest:,} bytes{why}", where=where, hint=hint)
 
 
-def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
+def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | None]:
     """A path that can be read repeatedly, and the name of a pipe or standard input ("-") in messages; None for a file.
 
     A pipe is copied to a temporary file, which is deleted with `owner`.
@@ -295,7 +296,7 @@ def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
     Raises:
         BertworksError: there is no space for the copy.
     """
-    path = Path(path).expanduser()
+    path = as_path(path).expanduser()
     is_stdin = str(path) == "-"
     if not is_stdin and not path.is_fifo():
         return path, None
