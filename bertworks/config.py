@@ -154,18 +154,17 @@ def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = Mappi
     return values
 
 
-def add_overrides(overrides: Sequence[str], given: Mapping[str, object]) -> list[str]:
+def add_overrides(overrides: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]:
     """The `table.field=value` words, and one more for each value that is given. given: values by the path of a field;
     None: it is not given.
 
     Raises:
         UsageError: a word sets a field that is given, too.
     """
-    words = [f"{path}={value}" for path, value in given.items() if value is not None]
-    for path in parse_overrides(overrides).keys() & parse_overrides(words).keys():
-        option = option_of(path)
-        raise UsageError(f"{option} and the setting {path} are the same", hint=f"give one of them: leave out {option}")
-    return [*overrides, *words]
+    words = tuple(f"{path}={value}" for path, value in given.items() if value is not None)
+    if twice := parse_overrides(overrides).keys() & parse_overrides(words).keys():
+        raise UsageError(f"{min(twice)} is set twice: in overrides, and on its own", hint="leave one of them out")
+    return *overrides, *words
 
 
 def option_of(path: str) -> str:

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, TextIO
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from bertworks.config import add_overrides
 from bertworks.events import Event
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
@@ -101,16 +100,8 @@ class Training:
     batch_size: int | None = None
     max_length: int | None = None
 
-    def overrides(self, settings: Sequence[str] | None, **given: object) -> list[str]:
-        """The settings of `--set` and of these options. given: those of other options that are fields of a recipe."""
-        words = list(settings or [])
-        add_overrides(words, given)
-        rate = {"optimizer.learning_rate": self.learning_rate}
-        return add_overrides(words, {k: v for k, v in vars(self).items() if k != "learning_rate"} | rate)
-
 
 Trainings = Annotated[Training, Parameter("*")]
-RECIPE = Training()
 Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,
     Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),

@@ -146,7 +146,6 @@ def glue(
     seeds: Annotated[int, console.at_least(1)] = 1,
     seed: int | None = None,
     recipe: str = "stable",
-    training: console.Trainings = console.RECIPE,
     settings: console.Settings = None,
 ) -> Iterable[Event]:
     """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files.
@@ -158,9 +157,8 @@ def glue(
         seed: Seed of the first training. Unset: the recipe's.
         recipe: stable, paper, or a .toml file.
     """
-    overrides = training.overrides(settings, seed=seed)
     return bw.evaluate_glue(
-        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=overrides
+        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
     )
 
 

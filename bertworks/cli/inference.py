@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -115,18 +114,12 @@ def embed(
         whitening: center: subtract the mean of all vectors. whiten: also make the covariance the identity.
     """
     refuse_existing(output, overwrite)
-    rows = file_or_texts(data or (), text_input or ())
-    with ExitStack() as stack:
-        if not isinstance(rows, str):
-            from bertworks.inference.predict import texts_in_file
-
-            rows = str(stack.enter_context(texts_in_file(rows, ["text"], text or (), read)))
-        events = bw.embed_file(
-            model, rows, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
-            whitening=whitening, learn_from=learn_from, guard_formulas=guard_formulas, read=read, device=device,
-            precision=precision,
-        )  # fmt: skip
-        console.show_events(events, as_json=as_json and output != "-", results=output != "-")
+    events = bw.embed_file(
+        model, file_or_texts(data or (), text_input or ()), output, text=text or [], pooling=pooling,
+        normalize=normalize, max_length=max_length, whitening=whitening, learn_from=learn_from,
+        guard_formulas=guard_formulas, read=read, device=device, precision=precision,
+    )  # fmt: skip
+    console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
 
 def index(

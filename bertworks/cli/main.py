@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from types import ModuleType
@@ -29,15 +29,10 @@ from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
 
 _EPILOGUE = (
-    "The model is the first word, or --model MODEL, of every command that uses one; check, finetune and index have only "
-    "--model. Every command has its own --help, with examples. Two options may stand anywhere: --debug shows the "
-    "traceback of an error; --threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings "
-    "adapt as well)."
+    "A command that uses a model takes it as its first word or as --model; check, finetune and index as --model. Every "
+    "command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; --threads N "
+    "sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well)."
 )
-_EVALUATIONS = """\
-Examples:
-  bertworks evaluate task MODEL-FOLDER test.csv
-  bertworks evaluate mlm minilm held-out.txt"""
 _JOBS = {  # groups of commands, in the order of the help
     "Learn from labelled data": "check finetune predict evaluate explain",
     "Vectors and search": "embed index search",
@@ -45,7 +40,8 @@ _JOBS = {  # groups of commands, in the order of the help
     "Serve, convert and share": "serve export import convert push",
     "This machine": "doctor demo",
 }
-_RESUMED = ("pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue")  # if they are repeated
+_MODEL_FIRST = "predict fill score explain embed evaluate serve export convert push".split()
+_RESUMED = {"pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue"}  # if they are repeated
 
 
 def make_app() -> App:
@@ -64,47 +60,42 @@ def make_app() -> App:
         group_commands=Group("Options", sort_key=len(_JOBS)),
     )
     app.register_install_completion_command()
-    help_ = "Evaluate a model, or predictions, on held-out data."
-    evaluate = App(name="evaluate", help=help_, help_epilogue=_EVALUATIONS, group_commands=Group("Commands"))
-    for name, (command, examples) in _commands(evaluation).items():
-        evaluate.command(command, name=name, help_epilogue=examples)
-    commands = _commands(training, inference, models)
-    for number, (title, names) in enumerate(_JOBS.items()):
-        group = Group(title, sort_key=number)
-        for position, name in enumerate(names.split()):
-            if name == "evaluate":
-                evaluate.group, evaluate.sort_key = (group,), position
-                app.command(evaluate)
-            else:
-                command, examples = commands[name]
-                app.command(command, name=name, group=group, sort_key=position, help_epilogue=examples)
+    groups: dict[str, Group] = {}
+    for number, (job, names) in enumerate(_JOBS.items()):
+        groups |= dict.fromkeys(names.split(), Group(job, sort_key=number))
+    for position, (name, command, examples) in enumerate(_commands(training, inference, models)):
+        app.command(command, group=groups[name], sort_key=position, help_epilogue=examples)
+    evaluate = App(
+        name="evaluate", help="Evaluate a model, or predictions, on held-out data.", group=groups["evaluate"],
+        group_commands=Group("Commands"), sort_key=5.5, help_epilogue=_examples(
+            "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt"),
+    )  # fmt: skip
+    for _, command, examples in _commands(evaluation):
+        evaluate.command(command, help_epilogue=examples)
+    app.command(evaluate)
     return app
 
 
-def _commands(*modules: ModuleType) -> dict[str, tuple[Callable[..., object], str]]:
-    """The public functions that these modules define and their examples, by the name of the command. Their docstrings
-    have no line breaks within a paragraph or the help of an option: the terminal's width decides where lines break."""
-    found: dict[str, tuple[Callable[..., object], str]] = {}
+def _examples(text: str) -> str:
+    return "Examples:\n" + textwrap.indent(textwrap.dedent(text), "  ")
+
+
+def _commands(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., object], str]]:
+    """The public functions that these modules define, in order: name, command, examples. Their docstrings have no line
+    breaks within a paragraph or the help of an option: the terminal's width decides where lines break."""
     for module in modules:
         for name, value in vars(module).items():
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
                 text, _, examples = (inspect.getdoc(value) or "").partition("\nExamples:\n")
                 value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", text)
-                lines = vars(value).setdefault("examples", textwrap.indent(textwrap.dedent(examples), "  "))
-                found[name.rstrip("_")] = with_json(value), f"Examples:\n{lines}"
-    return found
+                yield name.rstrip("_"), with_json(value), vars(value).setdefault("examples", _examples(examples))
 
 
 def _model_first(words: list[str]) -> list[str]:
     """The words of a command that takes a model as its first word, with the value of `--model` in that place."""
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--model=") else [word])]
-    depth = 2 if words[:1] == ["evaluate"] else 1
-    module = [evaluation] if depth == 2 else [training, inference, models]
-    command = next((vars(m)[name] for m in module for name in words[depth - 1 : depth] if name in vars(m)), None)
-    first = next(iter(inspect.signature(command).parameters.values()), None) if inspect.isfunction(command) else None
-    if first is None or (first.name, first.kind) != ("model", first.POSITIONAL_ONLY) or "--model" not in words:
+    if not words or words[0] not in _MODEL_FIRST or "--model" not in words:
         return words
-    place = words.index("--model")
+    place, depth = words.index("--model"), 1 + (words[0] == "evaluate")
     return [*words[:depth], *words[place + 1 : place + 2], *words[depth:place], *words[place + 2 :]]
 
 
@@ -124,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
+        both = ("--threads=", "--model=")
+        words = [part for word in words for part in (word.split("=", 1) if word.startswith(both) else [word])]
         words = _model_first(_set_threads(words))
         result = make_app()(words)
         if sys.stdout is not None:
@@ -141,7 +134,6 @@ def _set_threads(words: list[str]) -> list[str]:
     Raises:
         UsageError: not a number from 1, and not auto.
     """
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--threads=") else [word])]
     if "--threads" not in words:
         return words
     place = words.index("--threads")
@@ -199,12 +191,12 @@ def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
 
 
 def _how_to_go_on(words: list[str]) -> str:
-    """The message after Ctrl-C: the command that goes on, if what it has done so far is kept."""
-    verb = words[1] if words[:1] == ["evaluate"] and words[1:] else "".join(words[:1])
-    has_output = not {"-o", "--output"}.isdisjoint(word.partition("=")[0] for word in words) or verb == "demo"
-    if verb not in _RESUMED or not has_output or STDIN in words or "--estimate" in words:
+    """The message after Ctrl-C, with the command that goes on where what was done is kept. Without --overwrite, with
+    which it would start again."""
+    has_output = not {"-o", "--output", "demo"}.isdisjoint(word.partition("=")[0] for word in words)
+    if not has_output or _RESUMED.isdisjoint(words[:2]) or not {STDIN, "--estimate"}.isdisjoint(words):
         return "interrupted; nothing was saved" if has_output else "interrupted"
-    command = " ".join(quoted(word) for word in words if word != "--overwrite")  # it would start again
+    command = " ".join(quoted(word) for word in words if word != "--overwrite")
     return f"interrupted; what was done is saved. The same command goes on:\n  bertworks {command}"
 
 

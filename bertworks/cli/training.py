@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
+from bertworks.config import add_overrides
 from bertworks.datasets.values import names_of
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing
@@ -102,11 +103,10 @@ def pretrain(
         seed: Seed of the weights, the order of the text and the masks.
         verify: First compare every file of the shards with its sha256.
     """
-    exact = None if precision == "auto" else precision
+    rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
-        "recipe": recipe, "budget": budget, "tokenizer": tokenizer, "init": init, "device": device, "precision": exact,
-        "overrides": console.Training(learning_rate=learning_rate).overrides(
-            settings, **{"seed": seed, "train.precision": exact}),
+        "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
+        "init": init, "device": device, "precision": None if precision == "auto" else precision,
         "seed": seed, **vars(raw),
     }  # fmt: skip
     if estimate:
@@ -167,7 +167,7 @@ def finetune(
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
-    training: console.Trainings = console.RECIPE,
+    training: console.Trainings = console.Training(),
     recipe: str = "stable",
     settings: console.Settings = None,
     metric: str | None = None,
@@ -200,11 +200,10 @@ def finetune(
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
     """  # fmt: skip
-    exact = None if precision == "auto" else precision
     request = bw.make_finetune_request(
-        data, model=model, recipe=recipe, overrides=training.overrides(settings, seed=seed, precision=exact),
-        metric=metric, read=read, seed=seed, new_head=reset_head, precision=exact, method=method,
-        validation=validation, **vars(meaning),
+        data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
+        new_head=reset_head, precision=None if precision == "auto" else precision, method=method,
+        validation=validation, **vars(training), **vars(meaning),
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
@@ -246,14 +245,10 @@ def predict(
     """
     if as_json and kind is None and output == "-":
         kind = "jsonl"
-    options: dict[str, Any] = {
-        "top_k": top_k, "probabilities": probabilities, "threshold": threshold, "kind": kind, "device": device,
-        "guard_formulas": guard_formulas, "precision": precision,
-    }  # fmt: skip
     refuse_existing(output, overwrite)
-    rows = file_or_texts(data or (), text_input or ())
-    compute: Any = bw.predict_file
-    if not isinstance(rows, str):
-        from bertworks.inference.predict import predict_texts as compute
-    events = compute(model, rows, output, text=text or [], read=read, **options)
+    events = bw.predict_file(
+        model, file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
+        probabilities=probabilities, threshold=threshold, kind=kind, guard_formulas=guard_formulas, read=read,
+        device=device, precision=precision,
+    )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

@@ -24,12 +24,11 @@ from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_line
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
-from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
-from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove, write_text
+from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
 from bertworks.io.binary_files import SEAL, is_sealed, sealing
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import ReadOptions
+from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
@@ -196,51 +195,23 @@ def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dic
         yield (sentence if index == 0 else dict.fromkeys(sentence)) | by_word
 
 
-@contextmanager
-def texts_in_file(
-    texts: Sequence[str], columns: Sequence[str], text: Sequence[str], read: ReadOptions
-) -> Iterator[Path]:
-    """A file of JSON lines with the texts, one after the other in these columns. It is deleted after the block.
+def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
+    """A list of texts as rows in memory: one after the other in these columns. Other data as they are.
 
     Raises:
-        UsageError: `text` or `read` is given: these are about the columns and the format of another file.
+        UsageError: the last row has fewer texts than columns.
     """
-    if words := [*(["--text"] if text else []), *read.words]:
-        raise UsageError(f"{words[0]} is about a file, and texts are given", hint=f"leave {words[0]} out")
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*[iter(texts)] * len(columns), strict=True)]
-    with TemporaryDirectory(prefix="bertworks-") as folder:
-        write_text(path := Path(folder, "texts.jsonl"), "".join(f"{json.dumps(row)}\n" for row in rows))
-        yield path
-
-
-def predict_texts(
-    model: str | Path,
-    texts: Sequence[str],
-    output: str | Path,
-    *,
-    text: Sequence[str],
-    read: ReadOptions,
-    **options: Any,
-) -> Iterator[Event]:
-    """Write the prediction of every text, as `predict_file` does for rows. A model of pairs, or of questions, reads two
-    texts for each row. text, read: see `texts_in_file`.
-
-    Raises:
-        UsageError: a number of texts that does not fit; the model reads more than two.
-    """
-    source = open_model(model, options.get("device", "auto"))
-    d = source.task_config
-    columns = ("question", "context") if d.task == "qa" else d.text or ("text",)
-    if d.task == "choice" or len(texts) % len(columns):
-        what = f"the model reads {' and '.join(columns)}, and {len(texts)} texts are given"
-        raise UsageError(what, hint="give all texts of each row, in this order; write rows of choices into a file")
-    with texts_in_file(texts, columns, text, read) as path:
-        yield from predict_file(source, path, output, text=columns, **options)
+    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
+        return data
+    if len(data) % len(columns):
+        what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
+        raise UsageError(what, hint="give all texts of each row, in this order")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*[iter(data)] * len(columns), strict=True)]
 
 
 def predict_file(
-    model: str | Path | LazyModel,
-    data: str | Path,
+    model: str | Path,
+    data: Data,
     output: str | Path,
     *,
     text: Sequence[str] = (),
@@ -257,8 +228,10 @@ def predict_file(
     after an interruption. The output appears when it is complete.
 
     Args:
-        data, output: files; "-" is standard input and output. The suffix of the output gives its format. CoNLL, for
-            tags: the lines of the data with a further column, if that is CoNLL, else words and their tags.
+        data: a file, "-" for standard input, or rows in memory, see `finetune`; or a list of texts: a row for each, or
+            for each two of a model that reads pairs or questions.
+        output: a file, or "-" for standard output. Its suffix gives its format. CoNLL, for tags: the lines of the data
+            with a further column, if that is CoNLL, else words and their tags.
         text: the columns of the text; (): those of the training, else inferred.
         top_k, probabilities, threshold: see `Predictor`.
         guard_formulas: in csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
@@ -271,6 +244,7 @@ def predict_file(
     d = predictor.description
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
+    data = rows_of_texts(data, ("question", "context") if d.task == "qa" else d.text or ("text",))
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)

@@ -19,7 +19,7 @@ import torch
 
 from bertworks.checkpoints.model_folder import WEIGHTS
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import dump_recipe, parse_overrides
+from bertworks.config import add_overrides, dump_recipe
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError, as_path, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
@@ -189,14 +189,13 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         UsageError: standard input, which can be read only once; a setting that `overrides` has too.
     """
     words = names_of(options.get("overrides"))
-    settings = {field: value for name, field in _SETTINGS.items() if (value := options.pop(name, None)) is not None}
-    if twice := [field for field in parse_overrides(words) if field in settings]:
-        raise UsageError(f"{twice[0]} is set twice: in overrides, and on its own", hint="leave one of them out")
+    add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
+    words = add_overrides(words, {field: options.pop(name, None) for name, field in _SETTINGS.items()})
     model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
     options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
     options |= {name: names_of(options.get(name)) for name in ("text", "label")}
-    options["overrides"] = (*words, *(f"{field}={value}" for field, value in settings.items()))
+    options["overrides"] = words
     options["model"] = absolute(model) if model.is_dir() else str(options.get("model", "minilm"))
     options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     return FinetuneRequest(**options)
