@@ -21,7 +21,12 @@ def mlm(
     *,
     raw: console.Raw = console.RawText(),
 ) -> console.Result:
-    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time."""
+    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time.
+
+    Examples:
+        bertworks evaluate mlm MODEL held-out.txt
+        bertworks evaluate mlm MODEL news.jsonl --text-column body
+    """
     result = bw.evaluate_mlm(model, inputs, **vars(raw))
     rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
     return result, console.table(rows)
@@ -42,6 +47,10 @@ def blimp(
     Args:
         data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
         sample: Pairs per paradigm, the same every time; 0: all.
+
+    Examples:
+        bertworks evaluate blimp MODEL --data BLIMP
+        bertworks evaluate blimp MODEL --data BLIMP --sample 100 -o scores.json
     """
     refuse_existing(output, overwrite)
     return bw.evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
@@ -67,6 +76,10 @@ def task(
         data: Labelled rows outside the training data, in any format of finetune.
         errors: File for all errors, the most confident first.
         threshold: See predict.
+
+    Examples:
+        bertworks evaluate task MODEL test.csv
+        bertworks evaluate task MODEL test.csv --errors errors.csv
     """
     from bertworks.runs.task_metrics import format_metrics
 
@@ -112,6 +125,10 @@ def squad(
         output: JSON file for the model's answers.
         no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".
         unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
+
+    Examples:
+        bertworks evaluate squad MODEL --data dev.json
+        bertworks evaluate squad --data dev.json --predictions answers.json
     """
     if (predictions is None) == (model is None):
         raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
@@ -156,6 +173,10 @@ def glue(
         seeds: Trainings per task.
         seed: Seed of the first training. Unset: the recipe's.
         recipe: stable, paper, or a .toml file.
+
+    Examples:
+        bertworks evaluate glue MODEL --data GLUE -o RESULTS
+        bertworks evaluate glue MODEL --data GLUE -o RESULTS --task RTE --seeds 5
     """
     return bw.evaluate_glue(
         data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
@@ -174,6 +195,10 @@ def sts(
 
     Args:
         data: Pairs of texts with a similarity score.
+
+    Examples:
+        bertworks evaluate sts minilm pairs.csv
+        bertworks evaluate sts MODEL pairs.tsv --pooling cls
     """
     result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
     console.say("\n".join(result["notes"]))
@@ -195,6 +220,10 @@ def retrieval(
     Args:
         data: A test collection: a folder in the layout of TREC or BEIR.
         keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves it out.
+
+    Examples:
+        bertworks evaluate retrieval minilm --data COLLECTION
+        bertworks evaluate retrieval MODEL --data COLLECTION --rerank RERANKER
     """
     events = bw.evaluate_retrieval(
         data, model, pooling=pooling, max_length=max_length, rerank=rerank, keep_identical=keep_identical

@@ -31,6 +31,10 @@ def fill(
     Args:
         texts: Texts with [MASK], or - for the lines of standard input.
         top_k: Predictions per [MASK]. --count is the old name of this option.
+
+    Examples:
+        bertworks fill MODEL "The capital of France is [MASK]."
+        bertworks fill MODEL - --top-k 3 < lines.txt
     """
     for number, masks in enumerate(bw.fill(model, _lines(texts), k=top_k)):
         shown = ([(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask] for mask in masks)
@@ -50,6 +54,10 @@ def score(
 
     Args:
         sentences: Sentences, or - for the lines of standard input.
+
+    Examples:
+        bertworks score MODEL "The dogs bark." "The dogs barks."
+        bertworks score MODEL - --within-word < sentences.txt
     """
     for number, result in enumerate(bw.score(model, _lines(sentences), within_word=within_word)):
         head = "" if number else f"{'sum':>9}  {'mean':>7}\n"
@@ -75,6 +83,10 @@ def explain(
         output: The HTML file to write.
         target: What to explain instead of the prediction: a label, a tagged word, or a token.
         baseline: The token that stands for "no information".
+
+    Examples:
+        bertworks explain MODEL "The plot is thin." -o why.html
+        bertworks explain MODEL "A question?" "Its context." --target LABEL
     """
     refuse_existing(output, overwrite)
     explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
@@ -112,6 +124,10 @@ def embed(
         output: The output file: .npy, .parquet, .jsonl, ...; - for standard output.
         normalize: Vectors of length 1. Unset: as in the model's files.
         whitening: center: subtract the mean of all vectors. whiten: also make the covariance the identity.
+
+    Examples:
+        bertworks embed minilm documents.csv -o vectors.npy
+        bertworks embed minilm "A text." "Another text." -o vectors.jsonl
     """
     refuse_existing(output, overwrite)
     events = bw.embed_file(
@@ -151,6 +167,10 @@ def index(
         compact: Remove deleted documents from disk.
         approximate: Build the graph for approximate search (needs faiss).
         verify: First compare every file of the index with its sha256.
+
+    Examples:
+        bertworks index documents.csv -o INDEX --text body
+        bertworks index -o INDEX --delete 17 --compact
     """
     if documents is None and not (delete or compact or approximate or verify):
         hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
@@ -198,6 +218,10 @@ def search(
         approximate: Search with the graph from index --approximate.
         verify: First compare every file of the index with its sha256.
         model: Path of the index's model, if it has moved.
+
+    Examples:
+        bertworks search INDEX "how to train a model"
+        bertworks search INDEX "train a model" --top-k 3 --ranking bm25
     """
     opened = bw.Index(folder, model=model, device=device)
     if verify:

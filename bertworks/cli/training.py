@@ -38,6 +38,10 @@ def vocab(
         algorithm: bpe is byte-level; unigram needs sentencepiece.
         lowercase: Lowercase the text.
         max_memory: Memory for counting words: 512m, 1g.
+
+    Examples:
+        bertworks vocab corpus.txt -o TOKENIZER --size 8000
+        bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe
     """
     from bertworks.runs.prepare import make_vocabulary, read_text
 
@@ -61,6 +65,10 @@ def prepare(
 
     Args:
         tokenizer: A tokenizer folder, such as `vocab` writes.
+
+    Examples:
+        bertworks prepare corpus.txt --tokenizer TOKENIZER -o SHARDS
+        bertworks prepare news.csv --text-column body --tokenizer TOKENIZER -o SHARDS
     """
     from bertworks.runs.prepare import make_shards, read_text
 
@@ -102,6 +110,10 @@ def pretrain(
         learning_rate: The highest learning rate. Unset: the recipe's.
         seed: Seed of the weights, the order of the text and the masks.
         verify: First compare every file of the shards with its sha256.
+
+    Examples:
+        bertworks pretrain corpus.txt -o MODEL --budget 30m
+        bertworks pretrain SHARDS -o MODEL --recipe bert-base --estimate
     """
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
@@ -149,7 +161,12 @@ def check(
     meaning: Meanings = Meaning(),
     read: console.Read = ReadOptions(),
 ) -> Iterator[console.Result]:
-    """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
+    """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems.
+
+    Examples:
+        bertworks check reviews.csv
+        bertworks check pairs.tsv --text question --text answer --label related
+    """
     report = bw.check_file(data, model=model, read=read, **vars(meaning))
     console.say("\n".join(report.examples))
     yield report.as_dict(), str(report)
@@ -199,6 +216,10 @@ def finetune(
         folds: k-fold cross-validation with this number of folds; 0: none.
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
+
+    Examples:
+        bertworks finetune reviews.csv -o MODEL
+        bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4 --learning-rate 2e-5
     """  # fmt: skip
     request = bw.make_finetune_request(
         data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
@@ -242,6 +263,10 @@ def predict(
         threshold: Several labels: the lowest probability of a predicted label; unset: 0.5. Questions: the lead in
             logits from which "no answer" is predicted; unset: the best value on dev.
         kind: Unset: that of the suffix. conll: the input lines with a column of tags.
+
+    Examples:
+        bertworks predict MODEL new.csv -o scored.csv
+        bertworks predict MODEL "The plot is thin." "I loved it." --probabilities
     """
     if as_json and kind is None and output == "-":
         kind = "jsonl"
