@@ -69,13 +69,14 @@ class RawText:
     """How raw text is read.
 
     Args:
-        text_column: Column or JSON field of the text. Unset: inferred and printed.
-        documents: Where a document of a .txt file ends: at a blank line, or at the end of the file.
+        text_column: Column or JSON field of the text. Unset: inferred and printed; a title is put before its text.
+        documents: Where a document of a .txt file ends: at a blank line; at a blank line, but not after a title; or at
+            the end of the file.
         encoding: Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.
     """
 
     text_column: str | None = None
-    documents: Literal["auto", "blank_line", "file"] = "auto"
+    documents: Literal["auto", "blank_line", "title", "file"] = "auto"
     encoding: str | None = None
 
 
