@@ -173,10 +173,10 @@ def _nothing_there(name: str, folder: Path) -> BertworksError:
         return BertworksError("this is a file, not a model folder", where=name, hint=hint)
     neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
     near = [str(folder.parent / found) for found in difflib.get_close_matches(folder.name, neighbours, 2)]
-    if not near and (other := _UNSUPPORTED.match(name.lower().replace("_", "-"))):
+    if (other := _UNSUPPORTED.match(name.lower().replace("_", "-"))) and not near:
         hint = f"choose a model of the family bert, roberta, distilbert or gpt2; or type {_MINILM}"
         return BertworksError(f"models of the family {other[0]} are not supported yet", where=name, hint=hint)
     owner = _OWNERS.get(name.partition("-")[0])
-    near += [f"{owner}/{name}"] if owner else difflib.get_close_matches(name, _HUB_IDS, 1)
+    near += [] if other else [f"{owner}/{name}"] if owner else difflib.get_close_matches(name, _HUB_IDS, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"make one with `bertworks pretrain`, or type {_MINILM}"
     return BertworksError("no such model folder", where=name, hint=meant)

@@ -219,7 +219,7 @@ def finetune(
 
     Examples:
         bertworks finetune reviews.csv -o MODEL
-        bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4 --learning-rate 2e-5
+        bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
     request = bw.make_finetune_request(
         data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,

@@ -228,10 +228,9 @@ def predict_file(
     after an interruption. The output appears when it is complete.
 
     Args:
-        data: a file, "-" for standard input, or rows in memory, see `finetune`; or a list of texts: a row for each, or
-            for each two of a model that reads pairs or questions.
-        output: a file, or "-" for standard output. Its suffix gives its format. CoNLL, for tags: the lines of the data
-            with a further column, if that is CoNLL, else words and their tags.
+        data, output: files; "-" is standard input and output. Data may also be rows in memory, see `finetune`, or texts
+            (two for each row of pairs or questions). The suffix of the output gives its format. CoNLL, for tags: the
+            lines of the data with a further column, if that is CoNLL, else words and their tags.
         text: the columns of the text; (): those of the training, else inferred.
         top_k, probabilities, threshold: see `Predictor`.
         guard_formulas: in csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
@@ -239,9 +238,8 @@ def predict_file(
     Raises:
         BertworksError, UsageError: no such model or column; a row that cannot be predicted, with its line.
     """
-    kind = kind or kind_of(output)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
-    d = predictor.description
+    d, kind = predictor.description, kind or kind_of(output)
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
     data = rows_of_texts(data, ("question", "context") if d.task == "qa" else d.text or ("text",))
