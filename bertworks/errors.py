@@ -6,6 +6,7 @@ Any other exception that reaches the command line is a bug.
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,16 +39,41 @@ class UsageError(BertworksError):
     exit_code = 2
 
 
-def listed(given: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
-    """What a caller gave, as a list: of an array, of a column of a table, of whatever gives one after the other.
+def several(values: Iterable[_T], hint: str, what: str = "text") -> Iterable[_T]:
+    """Check that an argument holds several values: a string would be read letter by letter.
+
+    Args:
+        hint: what to type for one value.
+        what: the name of one value in the message.
 
     Raises:
-        UsageError: it is one `what`, or nothing of the kind. hint: what to type.
+        UsageError: it is one string or one mapping, or cannot be iterated.
     """
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        found = f"one {what}" if isinstance(given, str | bytes) else f"{given!r:.60}"
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        found = f"one {what}" if isinstance(values, str | bytes) else f"{values!r:.60}"
         raise UsageError(f"expected a list of {what}s, not {found}", hint=hint)
-    return list(given)
+    return values
+
+
+def listed(values: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
+    """`several` as a list: of a list, an array, a column of a table, a generator."""
+    return list(several(values, hint, what))
+
+
+def names_of(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One name, several or none, as a tuple."""
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
+def as_path(path: str | PathLike[str], what: str = "path") -> Path:
+    """A path. what: its name in the message.
+
+    Raises:
+        UsageError: it is something else, such as a list of paths.
+    """
+    if not isinstance(path, str | PathLike):
+        raise UsageError(f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path")
+    return Path(path)
 
 
 def some_names(names: Iterable[str], most: int = 8) -> str:

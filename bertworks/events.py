@@ -1,7 +1,10 @@
 """What happens during a long piece of work, as values: the caller shows them to a person, or writes them as JSON."""
 
+import sys
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
+from importlib import import_module
+from shutil import get_terminal_size
 from typing import Any, Literal
 
 Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
@@ -44,3 +47,21 @@ def duration(seconds: float) -> str:
     if minutes < 2880:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
+    """Goes through events and shows the last line of the text of each in place: in the output of a notebook, else on
+    standard error.
+
+    shows: False: shows nothing; None: only in notebooks.
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    in_notebook, handle = hasattr(shell, "kernel"), None
+    for event in events:
+        line = printable(event.text.strip().rpartition("\n")[2])
+        if in_notebook and shows is not False:
+            handle = handle or import_module("IPython.display").display({}, raw=True, display_id=True)
+            handle.update({"text/plain": line}, raw=True)
+        elif shows:
+            width = get_terminal_size().columns - 1
+            print(f"\r{line[:width]:<{width}}", end="\n" * (event.kind == "done"), file=sys.stderr, flush=True)

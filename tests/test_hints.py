@@ -86,13 +86,17 @@ NOT_TYPED = {  # why a template is not tested here
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
     **dict.fromkeys(("--method frozen", "--method cosine", "another --model"), "test_baselines: what can help"),
+    "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt":
+        "test_first_hour: examples in the help",
 }  # fmt: skip
 
 FAST = ("--set", "epochs=1", "--set", "batch_size=8", "--set", "optimizer.learning_rate=2e-3", "--device", "cpu")
 
 
 NOT_TYPED |= {
-    text: NOT_ADVICE for text in templates() if text.startswith(("\n`{}` is {}, opset", "Every command has its own"))
+    text: NOT_ADVICE
+    for text in templates()
+    if text.startswith(("\n`{}` is {}, opset", "A command that uses a model", "((flan-|m|by)?t5"))
 }
 
 
@@ -647,7 +651,7 @@ def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
     texts = ["un bon film – café", "la fin était très drôle"]
 
     def predicted(name: str, option: list[str]) -> list[str]:
-        shell.works("predict", classifier, name, "-o", "out.csv", *option)
+        shell.works("predict", classifier, name, "-o", "out.csv", "--overwrite", *option)
         return [row["text"] for row in answers("out.csv")]
 
     Path("old.csv").write_bytes("\n".join(["text", *texts, ""]).encode("cp1252"))
@@ -677,7 +681,7 @@ def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
 @says("--header if so, else --no-header")
 def test_a_first_row_in_doubt(shell: Shell, model: Path) -> None:
     data = table("a.csv", ("Sad dogs", "The town"), *((f"{n} good films", f"no. {n} of men") for n in range(40)))
-    words = ["embed", model, data, "-o", "v.npy"]
+    words = ["embed", model, data, "-o", "v.npy", "--overwrite"]
     answer = shell.fails(*words)
     yes, no = re.findall(r"--[\w-]+", shell.shows(answer, "--header if so, else --no-header"))
     shell.works(*words, yes, "--text", "Sad dogs")
@@ -921,7 +925,7 @@ def test_a_large_row(shell: Shell, classifier: Path) -> None:
     for size, given, template in ((3000, ["--max-row-bytes", "2k"], "--max-row-bytes {}"),
                                   (5 << 18, ["--max-row-bytes", "1m"], "--max-row-bytes {}m")):  # fmt: skip
         data = table("a.csv", ("text",), ("a good film",), ("a film " + "x" * size,))
-        words = ["predict", classifier, data, "-o", "out.csv"]
+        words = ["predict", classifier, data, "-o", "out.csv", "--overwrite"]
         answer = shell.fails(*words, *given)
         shell.works(*words, *shell.shows(answer, template).split())
         assert [row["text"] for row in answers("out.csv")] == [row["text"] for row in answers(data)]
@@ -1579,7 +1583,7 @@ def test_the_graph_of_an_index(shell: Shell, model: Path) -> None:
       "; --precision int8 is available for inference")  # fmt: skip
 def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = write_reviews(Path("few.csv"), 10), write_reviews(Path("many.csv"), 200, seed=1)
-    words = ["embed", model, few, "--text", "text", "-o", "v.npy"]
+    words = ["embed", model, few, "--text", "text", "-o", "v.npy", "--overwrite"]
     answer = shell.fails(*words, "--whitening", "whiten")
     shell.shows(answer, "--learn-from a file with more texts, or --whitening center")
     shell.works(*words, "--whitening", "whiten", "--learn-from", many)
@@ -1587,7 +1591,7 @@ def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytes
     shell.works(*words, "--whitening", "center")
     np.testing.assert_allclose(np.load("v.npy").mean(0), 0, atol=1e-5)
 
-    words = ["predict", classifier, few, "--probabilities", "-o", "p.csv"]
+    words = ["predict", classifier, few, "--probabilities", "-o", "p.csv", "--overwrite"]
     shell.works(*words, "--precision", "fp32")
     exact = answers("p.csv")
     if cpu_supports_int8():
@@ -1639,7 +1643,7 @@ def test_a_head_that_is_not_exported(shell: Shell, model: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@says("--threads 1, or --threads auto", "error: {}\n  hint: {} --help",
+@says("--threads 1, or --threads auto", "error: {}\n  hint: {}{} --help", "--model MODEL",
       "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")  # fmt: skip
 def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["fill", model, "the [MASK]"]
@@ -1648,8 +1652,10 @@ def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("BERTWORKS_THREADS", "")
         shell.works(*words, *re.search(r"--threads \w+", option)[0].split())  # type: ignore[index]
     answer = shell.fails(*words, "--conut", "3")
-    shell.shows(answer, "error: {}\n  hint: {} --help")
+    shell.shows(answer, "error: {}\n  hint: {}{} --help")
     assert "--count" in shell.types(answer.split("hint: ")[1])
+    shell.shows(shell.fails("fill", "--modle", model, "the [MASK]"), "--model MODEL")
+    assert shell.works("fill", "--model", model, "the [MASK]") == shell.works(*words)
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a fault")
@@ -1665,6 +1671,55 @@ def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyP
     assert "Traceback" in answer
     assert "RuntimeError: a fault" in answer
     assert shlex.split(command)[2:] == ["fill", "it's mine", "the [MASK]"]
+
+
+@says("{option} VALUE", "--set {}=VALUE")
+def test_options_of_other_programs(shell: Shell, model: Path) -> None:
+    data = write_reviews(Path("r.csv"), 40)
+    words = ["finetune", data, "--model", model, "--method", "full", "--validation", "split", "--device", "cpu"]
+    answer = shell.fails(*words, "--lr", "1e-3", "--epochs", "1", "-o", "out")
+    rate = shell.shows(answer, "{option} VALUE").partition("hint: ")[2].replace("VALUE", "1e-3").split()
+    answer = shell.fails(*words, *rate, "--warmup", "0.5", "--epochs", "1", "-o", "out")
+    warmup = shell.shows(answer, "--set {}=VALUE").replace("VALUE", "0.5").split()
+    shell.works(*words, *rate, *warmup, "--epochs", "1", "-o", "out")
+    recipe = tomllib.loads(Path("out/recipe.toml").read_text())
+    assert (recipe["epochs"], recipe["optimizer"]["learning_rate"], recipe["optimizer"]["warmup"]) == (1, 1e-3, 0.5)
+
+
+@says("-o ANOTHER-FILE keeps it; --overwrite replaces it")
+def test_an_output_that_exists(shell: Shell, classifier: Path) -> None:
+    data = table("a.csv", ("text",), ("a good film",))
+    words = ["predict", classifier, data, "-o", "mine.csv"]
+    Path("mine.csv").write_text("mine")
+    options = re.findall(
+        r"--?[\w-]+", shell.shows(shell.fails(*words), "-o ANOTHER-FILE keeps it; --overwrite replaces it")
+    )
+    assert Path("mine.csv").read_text() == "mine"
+    shell.works(*words[:3], options[0], "another.csv")
+    assert Path("mine.csv").read_text() == "mine"
+    shell.works(*words, options[-1])
+    assert Path("mine.csv").read_text() == Path("another.csv").read_text()
+
+
+@says("if this is a text: -t {}", 'name a file; or give a text: -t "A text"')
+def test_a_text_that_could_be_a_file(shell: Shell, classifier: Path) -> None:
+    answer = shell.fails("predict", classifier, "Wonderful")
+    option = shlex.split(shell.shows(answer, "if this is a text: -t {}").partition(": ")[2])
+    assert "Wonderful,neg" in shell.works("predict", classifier, *option).replace("pos", "neg")
+    answer = shell.fails("predict", classifier)
+    option = shlex.split(shell.shows(answer, 'name a file; or give a text: -t "A text"').partition("text: ")[2])
+    assert "A text,neg" in shell.works("predict", classifier, *option).replace("pos", "neg")
+
+
+@says("{}, after {} (--text-column {}: without)")
+def test_titles_of_a_table(shell: Shell) -> None:
+    table("a.csv", ("title", "body"), *((f"The town {n}", SENTENCE) for n in range(12)))
+    words = ["vocab", "a.csv", "--size", "100", "--workers", "1", "-o"]
+    answer = shell.works(*words, "with")
+    assert f"12 documents, {12 * len(SENTENCE) + sum(len(f'The town {n} ') for n in range(12)):,} characters" in answer
+    option = re.search(r"--text-column \w+", shell.shows(answer, "{}, after {} (--text-column {}: without)"))
+    assert option is not None
+    assert f"12 documents, {12 * len(SENTENCE):,} characters" in shell.works(*words, "without", *option[0].split())
 
 
 @says("--port 0")

@@ -17,7 +17,7 @@ from bertworks.datasets.values import first_rows, has_header, label_text, names_
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import ReadOptions, split_rows
+from bertworks.io.tables import Data, ReadOptions, split_rows, stored
 from bertworks.io.text_files import IssueCounter, LineReader, infer_encoding, nothing_there, open_lines, rereadable
 
 Names = Collection[str]
@@ -59,7 +59,7 @@ class RowReader:
     the file has none), `is_impossible`. Spans: `entities` (list of {"start", "end", "type"}) among the other fields.
 
     Args:
-        path: the file, in any compression; "-" is standard input.
+        path: the file, in any compression; "-" is standard input; or rows in memory, see `io.tables.Data`.
         options: how it is read. quoting="auto": inferred for tab-separated tables, "quoted" for others.
         name: the name of the file in messages.
         known: names of columns that a header may have, as those of the training.
@@ -75,9 +75,10 @@ class RowReader:
             a line that is not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
     """
 
-    def __init__(self, path: str | Path, options: ReadOptions = ReadOptions(), *, name: str = "", known: Names = ()):
-        self.path, piped = rereadable(path, self)
-        self.name = name or piped or str(path)
+    def __init__(self, path: Data, options: ReadOptions = ReadOptions(), *, name: str = "", known: Names = ()):
+        self._source = stored(path)  # rows in memory are kept as long as this object
+        self.path, piped = rereadable(self._source, self)
+        self.name = name or piped or str(self._source)
         if not self.path.exists():
             raise nothing_there(self.path)
         if self.path.is_dir():

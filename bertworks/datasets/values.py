@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bertworks.datasets.annotations import span_of
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, names_of as names_of
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import TEXT_NAMES, is_header, split_rows
 
@@ -293,11 +293,6 @@ def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
     if name.upper() in letters:
         return letters.index(name.upper())
     return list(choices).index(name) if name in choices else None
-
-
-def names_of(columns: str | Iterable[str] | None) -> tuple[str, ...]:
-    """One name, several or none, as a tuple."""
-    return (columns,) if isinstance(columns, str) else tuple(columns or ())
 
 
 # --- all values of a column -------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ The file appears when it is complete. Memory use does not grow with the file.
 
 import csv
 import itertools
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing
+from bertworks.io.tables import as_json
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
@@ -105,16 +105,6 @@ def refuse_same(reader: RowReader, output: str | Path) -> None:
     path = Path(output).expanduser()
     if str(output) != "-" and path.exists() and path.samefile(reader.path):
         raise UsageError("this is the input file", where=str(output), hint="-o ANOTHER-FILE")
-
-
-def as_json(value: Any) -> str:
-    """A value as standard JSON: NaN (a missing value in tables) is null; what JSON does not know is a string."""
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
-    except ValueError:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-        finite = json.loads(text, parse_constant=lambda name: None if name == "NaN" else str(float(name)))
-        return json.dumps(finite, ensure_ascii=False)
 
 
 def _json_array(lines: Iterator[str]) -> Iterator[str]:

@@ -1,15 +1,19 @@
-"""Tables in files: delimiters, quotes and headers; Parquet files; the column of the text."""
+"""Tables in files: delimiters, quotes and headers; Parquet files; the column of the text; rows in memory."""
 
 import csv
 import difflib
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal
 
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, listed, quoted
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
 
@@ -22,6 +26,12 @@ _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
+
+
+# A file; or rows in memory: dicts, a dict of columns, or a table of pandas, polars, pyarrow or datasets
+Data = str | PathLike[str] | Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | Any
+_TABLES = {"to_pylist": (), "to_dicts": (), "to_list": (), "to_dict": ("records",)}  # methods that give rows
+_ROWS_HINT = 'give a file, a list like [{"text": "...", "label": "..."}], a dict of columns, or a DataFrame'
 
 
 def parse_size(text: str, option: str) -> int:
@@ -302,3 +312,81 @@ def _is_number(cell: str) -> bool:
     with suppress(ValueError):
         return isinstance(float(cell), float)
     return False
+
+
+class StoredRows:
+    """Rows in memory as a temporary file of JSON lines, which is deleted together with this object. What reads files
+    reads them too; row n is line n. name: in messages.
+
+    Raises:
+        UsageError: the data are not rows, or there are none.
+    """
+
+    def __init__(self, data: Data, name: str = "rows"):
+        self._name, rows = name, rows_of(data)
+        with NamedTemporaryFile(
+            "w", prefix="bertworks-rows-", suffix=".jsonl", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            self._path = Path(file.name)
+            weakref.finalize(self, self._path.unlink, missing_ok=True)
+            file.writelines(f"{as_json({str(key): row[key] for key in row}, _json_value)}\n" for row in rows)
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+    def __str__(self) -> str:
+        return self._name
+
+
+def stored(data: Data, name: str = "rows") -> str | PathLike[str]:
+    """A file as it is; rows in memory as `StoredRows`."""
+    return data if isinstance(data, str | PathLike) else StoredRows(data, name)
+
+
+def rows_of(data: Any) -> list[Mapping[str, Any]]:
+    """The rows of `Data` in memory, as dicts.
+
+    Raises:
+        UsageError: columns of the same name or of different lengths; a row that is no dict; no rows.
+    """
+    if method := next((name for name in _TABLES if hasattr(data, name)), None):
+        own = getattr(data, "column_names", None)  # pyarrow, datasets; elsewhere `columns` has the names
+        names = list(map(str, getattr(data, "columns", ()) if own is None else own))
+        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+            raise UsageError(f"two columns are named {twice[0]!r}", hint="give the columns different names")
+        data = getattr(data, method)(*_TABLES[method])
+    if isinstance(data, Mapping):
+        columns = {name: listed(cells, "give one row as [{...}]", f"{name!r} value") for name, cells in data.items()}
+        if len({len(cells) for cells in columns.values()}) > 1:
+            lengths = ", ".join(f"{name} {len(cells)}" for name, cells in columns.items())
+            hint = 'give one part, as DATA["train"]' if "train" in columns else "give each row a value, or None"
+            raise UsageError(f"the columns have different lengths: {lengths}", hint=hint)
+        data = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
+    rows = listed(data, _ROWS_HINT, "row")
+    if wrong := [number for number, row in enumerate(rows, 1) if not isinstance(row, Mapping)]:
+        raise UsageError(f"row {wrong[0]} is {rows[wrong[0] - 1]!r:.60}, not a dict", hint=_ROWS_HINT)
+    if not rows:
+        raise UsageError("there are no rows", hint=_ROWS_HINT)
+    return rows
+
+
+def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
+    """A value as standard JSON: NaN (a missing value in tables) is null. default: what stands for a value that JSON
+    does not know."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=default)
+    except ValueError:
+        text = json.dumps(value, ensure_ascii=False, default=default)
+        finite = json.loads(text, parse_constant=lambda name: None if name == "NaN" else str(float(name)))
+        return json.dumps(finite, ensure_ascii=False)
+
+
+def _json_value(value: Any) -> Any:
+    """What JSON has for a value of numpy, pandas or Python. Bytes become no text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if type(value).__name__ in ("NAType", "NaTType"):  # a missing value of pandas
+        return None
+    if isinstance(value, bytes | set | frozenset):
+        return list(value) if isinstance(value, bytes) else sorted(value, key=str)
+    return str(value)

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
-from bertworks.datasets.writer import as_json
 from bertworks.errors import BertworksError, UsageError, optional_import, quoted
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
+from bertworks.io.tables import as_json
 from bertworks.retrieval.ranking import Postings, hash_of, postings, words_state
 
 MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2  # format 1 had no checksums

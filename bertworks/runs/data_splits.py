@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +25,12 @@ from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, quoted
-from bertworks.io.tables import ReadOptions
+from bertworks.io.tables import Data, ReadOptions, stored
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import SentenceVectors
 
+File = str | PathLike[str]
 Fold = tuple[int, int]  # its number from 0, and of how many
 Validation = Literal["auto", "split", "folds"]
 Method = Literal["auto", "full", "frozen", "cosine"]
@@ -68,9 +70,9 @@ class LabelledData:
 
 
 def read_data(
-    data: str | Path,
+    data: Data,
     *,
-    dev: str | Path | None = None,
+    dev: Data | None = None,
     task: TaskType | None = None,
     text: Sequence[str] = (),
     label: str | Sequence[str] | None = None,
@@ -80,9 +82,10 @@ def read_data(
     validation: Validation = "split",
     whole_documents: bool = False,
 ) -> LabelledData:
-    """Reads a file, or a folder with a train and a dev file.
+    """Reads a file, rows in memory, or a folder with a train and a dev file.
 
     Args:
+        data: see `io.tables.Data`.
         dev: the dev file; None: that of the folder, or else see `validation`.
         validation: without a dev file: "split": a random tenth of the rows is dev (at most MAX_DEV_ROWS), with the same
             fraction of every label. "folds": all rows are train, and dev has those that are predicted by models of the
@@ -96,7 +99,7 @@ def read_data(
         UsageError: no such file or column.
         BertworksError: rows that cannot be used for training: all of them, with their lines; too few rows.
     """
-    path, dev = find_files(Path(data), None if dev is None else Path(dev))
+    path, dev = find_files(stored(data), None if dev is None else stored(dev, "dev rows"))
     (reader, dev_reader), empty = _open(path, dev, read, fold), IssueCounter()
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     all_items = _read_items(reader, schema, empty)
@@ -163,7 +166,7 @@ def _of_fold(rows: Sequence[Item], part: Collection[int]) -> tuple[list[Item], l
     return [item for n, item in enumerate(rows) if n not in held_out], [rows[n] for n in part]
 
 
-def _open(path: Path, dev: Path | None, read: ReadOptions, fold: Fold | None) -> tuple[RowReader, RowReader | None]:
+def _open(path: File, dev: File | None, read: ReadOptions, fold: Fold | None) -> tuple[RowReader, RowReader | None]:
     """The readers of the training data and of the dev data, if there is any: a file, or a part of the same file."""
     if fold is not None and dev is not None:
         hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
@@ -204,10 +207,11 @@ def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) ->
     return replace(schema, bare_types=bare)
 
 
-def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
+def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
     """The train file and, if there is one, the dev file."""
+    data = Path(source)
     if not data.is_dir():
-        return data, dev
+        return source, dev
     files: dict[str, list[Path]] = {"train": [], "dev": []}
     for path in sorted(p for p in data.iterdir() if p.is_file() and not p.name.startswith(".")):
         words = list(filter(None, map(_SPLIT.fullmatch, re.split("[-_.]", path.name.lower()))))

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,13 +22,14 @@ from bertworks.batching.features import Features
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import dump_recipe
-from bertworks.datasets.values import names_of
-from bertworks.errors import UsageError, quoted
-from bertworks.events import Event, duration, forward_events
+from bertworks.config import add_overrides, dump_recipe
+from bertworks.datasets.schema import TaskType
+from bertworks.errors import UsageError, as_path, names_of, quoted
+from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
+from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
 from bertworks.runs.baselines import FINETUNED, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
@@ -44,6 +45,10 @@ from bertworks.training.recipe import load_finetune_recipe
 
 WORST = 25  # mistakes on the page; errors.csv has all
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
+_SETTINGS = {  # arguments of `finetune`, and the fields of the recipe
+    "epochs": "epochs", "learning_rate": "optimizer.learning_rate", "batch_size": "batch_size",
+    "max_length": "max_length",
+}  # fmt: skip
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
@@ -63,7 +68,7 @@ def finetune_events(
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
-    output, device_, content = Path(output), choose_device(device), request.content()
+    output, device_, content = as_path(output, "output folder"), choose_device(device), request.content()
     with training_processes(device_) as processes:
         refuse_nested(output, request.paths)
         if not processes.first:
@@ -276,54 +281,78 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     )
 
 
-def make_finetune_request(data: str | Path, **options: Any) -> FinetuneRequest:
+def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     """The request for `finetune_events`, with absolute paths.
 
     Args:
-        data: a file, or a folder with a train and a dev file.
-        options: see `FinetuneRequest`.
+        data: see `finetune`.
+        options: the others of `finetune`.
 
     Raises:
-        UsageError: standard input, which can be read only once.
+        UsageError: standard input, which can be read only once; a setting that `overrides` has too.
     """
-    files = {"data": data, "dev": options.get("dev")}
-    if "-" in map(str, files.values()):
-        raise UsageError("fine-tuning reads its data more than once, standard input can be read only once",
-                         hint="write it to a file first")  # fmt: skip
-    model, recipe = str(options.get("model", "minilm")), options.get("recipe", "stable")
-    options |= {name: absolute(path) for name, path in files.items() if path is not None}
-    options |= {name: names_of(options.get(name)) for name in ("overrides", "text", "label")}
-    options["model"] = absolute(model) if Path(model).is_dir() else model
+    words = names_of(options.get("overrides"))
+    add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
+    words = add_overrides(words, {field: options.pop(name, None) for name, field in _SETTINGS.items()})
+    model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
+    files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
+    options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
+    options |= {name: names_of(options.get(name)) for name in ("text", "label")}
+    options["overrides"] = words
+    options["model"] = absolute(model) if model.is_dir() else str(options.get("model", "minilm"))
     options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     return FinetuneRequest(**options)
 
 
+def _source(data: Data, name: str) -> str | StoredRows:
+    """The absolute path of a file or folder, or rows in memory."""
+    if str(source := stored(data, name)) == "-":
+        raise UsageError("fine-tuning reads its data more than once, standard input can be read only once",
+                         hint="write it to a file first")  # fmt: skip
+    return source if isinstance(source, StoredRows) else absolute(source)
+
+
 def finetune(
-    data: str | Path,
-    *,
-    model: str | Path = "minilm",
-    output: str | Path | None = None,
-    device: str = "auto",
-    overwrite: bool = False,
-    **options: Any,
-) -> Predictor:
-    """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes and
-    prints nothing; `finetune_events` shows the progress.
+    data: Data, *, dev: Data | None = None, model: str | Path = "minilm", output: str | Path | None = None,
+    epochs: int | None = None, learning_rate: float | None = None, batch_size: int | None = None,
+    max_length: int | None = None, method: Method = "auto", validation: Validation = "auto",
+    task: TaskType | None = None, text: str | Iterable[str] = (), label: str | Iterable[str] = (),
+    group: str | None = None, metric: str | None = None, recipe: str | Path = "stable",
+    overrides: str | Iterable[str] = (), seed: int | None = None, new_head: bool = False,
+    precision: str | None = None, read: ReadOptions = ReadOptions(), device: str = "auto", overwrite: bool = False,
+    progress: bool | None = None,
+) -> Predictor:  # fmt: skip
+    """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes. `finetune_events` gives
+    all events.
 
     Args:
-        data: a file, or a folder with a train and a dev file.
+        data: a file; a folder with a train and a dev file; a list of dicts; a dict of columns; a DataFrame of pandas or
+            polars, a table of pyarrow or a data set of datasets. The index of a DataFrame is not read.
+        dev: the dev data in the same forms; None: that of the folder, or else see `validation`.
+        model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
         output: the run folder; None: a temporary one, deleted together with the returned model.
-        options: those of `FinetuneRequest`: dev, task, text, label, recipe, overrides, seed and others.
+        epochs, learning_rate, batch_size, max_length: None: as in the recipe.
+        method: "full", "frozen", "cosine", or "auto": see `FinetuneRequest`.
+        validation: without dev data: "split", "folds", or "auto": folds for few rows.
+        task, text, label: what the columns mean; None or (): inferred.
+        group: a column; rows with the same value stay on one side of a split.
+        metric: the metric that is reported first; None: that of the task.
+        recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings of it.
+        seed, precision: None: those of the recipe.
+        new_head: whether the head of a fine-tuned model is replaced by a new one.
+        read: how files are read.
+        progress: whether one line shows the progress; None: in notebooks.
 
     Raises:
         UsageError, BertworksError: see `finetune_events`.
     """
-    request = make_finetune_request(data, model=model, **options)
+    names = FinetuneRequest.__dataclass_fields__.keys() | _SETTINGS.keys()
+    options = {name: value for name, value in locals().items() if name in names}
+    request = make_finetune_request(**options)
     with ExitStack() as stack:
         if output is None:
             output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
-        for _ in finetune_events(output, request, device=device, overwrite=overwrite):
-            pass
+        show_progress(finetune_events(output, request, device=device, overwrite=overwrite), progress)
         predictor = Predictor(output, device=device)
         weakref.finalize(predictor, stack.pop_all().close)
     return predictor

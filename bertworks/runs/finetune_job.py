@@ -29,7 +29,7 @@ from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.io.atomic_write import sha256
-from bertworks.io.tables import ReadOptions
+from bertworks.io.tables import ReadOptions, StoredRows
 from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
@@ -94,7 +94,7 @@ TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 class FinetuneRequest:
     """The request of a user: the same one in the same folder resumes, another one is refused.
 
-    data: a file, or a folder with a train and a dev file.
+    data: a file, a folder with a train and a dev file, or `io.tables.StoredRows`.
     model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
     dev: the dev file; None: that of the folder, or else see `validation`.
     recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
@@ -112,9 +112,9 @@ class FinetuneRequest:
     validation: what is evaluated without a dev file, see `data_splits.read_data`.
     """
 
-    data: str
+    data: str | StoredRows
     model: str = "minilm"
-    dev: str | None = None
+    dev: str | StoredRows | None = None
     recipe: str = "stable"
     overrides: tuple[str, ...] = ()
     task: TaskType | None = None
@@ -134,14 +134,16 @@ class FinetuneRequest:
     @property
     def paths(self) -> tuple[str, ...]:
         """The inputs: the output must not be inside them."""
-        return tuple(filter(None, (self.data, self.dev, self.model if Path(self.model).is_dir() else None)))
+        model = self.model if Path(self.model).is_dir() else None
+        return tuple(path for path in (self.data, self.dev, model) if isinstance(path, str))
 
     def content(self) -> dict[str, Any]:
         """As JSON, with hashes of the files that it names."""
-        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        plain = {tuple: list, StoredRows: str}  # types that JSON lacks
+        content = {name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()}
         inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
         for name, path in ((name, Path(path)) for name, path in inputs.items() if path is not None):
-            files = list(filter(None, find_files(path, None))) if path.is_dir() else [path]
+            files = [Path(file) for file in find_files(path, None) if file] if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
         return content

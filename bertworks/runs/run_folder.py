@@ -19,7 +19,7 @@ import torch
 
 import bertworks
 from bertworks.checkpoints.training_state import locked
-from bertworks.errors import UsageError, explain_os_errors
+from bertworks.errors import UsageError, as_path, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.budget import Plan
@@ -86,9 +86,9 @@ def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
     write_json(output / "run.json", {"request": request, "versions": versions()})
 
 
-def absolute(path: str | Path) -> str:
+def absolute(path: str | os.PathLike[str]) -> str:
     """A path or a glob that means the same from every folder; "-" is standard input."""
-    return str(path) if str(path) == "-" else os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - it keeps links
+    return str(path) if str(path) == "-" else os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
 
 
 def _read_request(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertworks.checkpoints.storage import read_json
+from bertworks.config import parse_overrides
 from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json
@@ -50,6 +51,9 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
     grid = [_values(word) for words in sweep for word in (PAPER_GRID if words == "paper" else (words,))]
+    for field in parse_overrides(request.overrides).keys() & parse_overrides([w for g in grid for w in g]).keys():
+        hint = "leave it out of one of them"
+        raise UsageError(f"{field} is in the sweep, and has one value by another option", hint=hint)
     parts = range(folds) if folds else [None]
     for words, fold, seed in product(product(*grid), parts, range(first, first + seeds)):
         name = [word.replace("optimizer.", "") for word in words]
