@@ -124,8 +124,7 @@ def read_data(
     if fold is None and _wants_parts(validation, train):
         groups = _groups(train, schema, notes if by_parts else [], by_document=by_document)
         parts = _cut_into_parts(train, schema, groups)
-    if by_parts:
-        held_out = _validated_rows(train, parts, schema, notes)
+    held_out = _validated_rows(train, parts, schema, notes) if by_parts else held_out
     if not train or not held_out or not all(parts):
         raise BertworksError(f"{len(all_items)} rows are too few to train and to evaluate",
                              where=str(path), hint="--dev FILE")  # fmt: skip
