@@ -192,7 +192,7 @@ def test_the_model_of_an_evaluation(monkeypatch: pytest.MonkeyPatch):
     ],
 )  # fmt: skip
 def test_a_name_of_another_family(name: str, family: str):
-    with pytest.raises(BertworksError, match=f"models of the family {family} are not supported yet"):
+    with pytest.raises(BertworksError, match=f"the family {family} is not supported yet"):
         resolve_model(name)
     Path(f"{name}-1").mkdir()  # a folder of nearly this name is meant
     with pytest.raises(BertworksError, match="no such model folder") as error:
@@ -223,7 +223,7 @@ def test_a_folder_of_another_family():
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt_neo"}))
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    with pytest.raises(BertworksError, match="models of the family 'gpt_neo' are not supported yet"):
+    with pytest.raises(BertworksError, match="the family 'gpt_neo' is not supported yet"):
         bw.embed(folder, ["a text"])
 
 

@@ -203,7 +203,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     """
     kind = _kind(settings) if isinstance(settings, Mapping) else None
     if (name := _family_name(kind)) not in FAMILIES:
-        there = f"models of the family {kind!r:.60} are not supported yet" if kind else "there is no model_type"
+        there = f"the family {kind!r:.60} is not supported yet" if kind is not None else "there is no model_type"
         hint = 'choose a folder with such a "model_type" in its config.json (for files of Google add "bert")'
         raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
     family = FAMILIES[name]

@@ -122,14 +122,9 @@ Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output fo
 OverwriteFile = Annotated[Flag, Parameter("--overwrite", help="Replace the output file if it exists.")]
 RowsOrTexts = Annotated[
     list[str] | None,
-    stdin_or(
-        help=f"A file ({INPUT_FORMATS}), - for standard input, or texts: words in quotes that have a space, and are not"
-        " the name of a file."
-    ),
+    stdin_or(help=f"A file ({INPUT_FORMATS}), - for standard input; or texts, in quotes and with a space."),
 ]
-Texts = Annotated[
-    Repeatable, Parameter(["--text-input", "-t"], help="A text instead of a file, whatever it is like. Repeatable.")
-]
+Texts = Annotated[Repeatable, Parameter(["--text-input", "-t"], help="A text, whatever it is like. Repeatable.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],

@@ -27,18 +27,10 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
-from bertworks.inference.predict import (
-    COMPARED,
-    compute_file,
-    portions,
-    refuse_taken,
-    results_in,
-    rows_of_texts,
-    write_columns,
-)  # fmt: skip
+from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
-from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column
+from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights

@@ -28,7 +28,7 @@ from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Pre
 from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
 from bertworks.io.binary_files import SEAL, is_sealed, sealing
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import Data, ReadOptions
+from bertworks.io.tables import Data, ReadOptions, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
@@ -193,20 +193,6 @@ def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dic
     for index in range(words):
         by_word = {name: sentence[name][index] for name in (*columns, "predicted_tags") if sentence[name] is not None}
         yield (sentence if index == 0 else dict.fromkeys(sentence)) | by_word
-
-
-def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
-    """A list of texts as rows in memory: one after the other in these columns. Other data as they are.
-
-    Raises:
-        UsageError: the last row has fewer texts than columns.
-    """
-    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
-        return data
-    if len(data) % len(columns):
-        what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
-        raise UsageError(what, hint="give all texts of each row, in this order")
-    return [dict(zip(columns, row, strict=True)) for row in zip(*[iter(data)] * len(columns), strict=True)]
 
 
 def predict_file(

@@ -370,6 +370,20 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
     return rows
 
 
+def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
+    """A list of texts as rows in memory: one after the other in these columns. Other data as they are.
+
+    Raises:
+        UsageError: the last row has fewer texts than columns.
+    """
+    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
+        return data
+    if len(data) % len(columns):
+        what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
+        raise UsageError(what, hint="give all texts of each row, in this order")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*[iter(data)] * len(columns), strict=True)]
+
+
 def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
     """A value as standard JSON: NaN (a missing value in tables) is null. default: what stands for a value that JSON
     does not know."""

@@ -52,8 +52,7 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
     trials = []
     grid = [_values(word) for words in sweep for word in (PAPER_GRID if words == "paper" else (words,))]
     for field in parse_overrides(request.overrides).keys() & parse_overrides([w for g in grid for w in g]).keys():
-        hint = "leave it out of one of them"
-        raise UsageError(f"{field} is in the sweep, and has one value by another option", hint=hint)
+        raise UsageError(f"{field} is in the sweep, and is set by another option", hint="leave out one of them")
     parts = range(folds) if folds else [None]
     for words, fold, seed in product(product(*grid), parts, range(first, first + seeds)):
         name = [word.replace("optimizer.", "") for word in words]
