@@ -24,13 +24,13 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, listed, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
 from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
-from bertworks.io.tables import ReadOptions, as_text, choose_column, find_column
+from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
@@ -192,7 +192,7 @@ class Embedder:
             UsageError: the folder is not empty.
             BertworksError: sentence-transformers lacks this pooling.
         """
-        refuse_not_empty(Path(folder))
+        refuse_not_empty(as_path(folder))
         self.settings.save(Path(folder), self.dimension)
         copy_files(self.folder, Path(folder))
 
@@ -236,13 +236,13 @@ def embed(
     return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 
-def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
+def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
     """The columns of the text: `names`, or the inferred one.
 
     Raises:
         UsageError, BertworksError: no such column, or no column looks like text.
     """
-    if names:
+    if names := names_of(names):
         return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
@@ -296,10 +296,10 @@ def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
 
 def embed_file(
     model: str | Path,
-    data: str | Path,
+    data: Data,
     output: str | Path,
     *,
-    text: Sequence[str] = (),
+    text: str | Sequence[str] = (),
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     max_length: int | None = None,
@@ -314,7 +314,7 @@ def embed_file(
     the input. Call it again to resume after an interruption. The output appears when it is complete.
 
     Args:
-        data: any file of rows, or of lines; "-" is standard input.
+        data: any file of rows, or of lines; rows in memory; "-" is standard input.
         text: columns, joined by a space; (): inferred.
         pooling, normalize, max_length, precision: see `Embedder`.
         whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance the identity.

@@ -335,6 +335,12 @@ def stored(data: Data, name: str = "rows") -> str | PathLike[str]:
     return data if isinstance(data, str | PathLike) else StoredRows(data, name)
 
 
+def are_rows(data: Any) -> bool:
+    """Whether these are rows in memory, and not a list or a column of texts."""
+    is_table = isinstance(data, Mapping) or hasattr(data, "columns") or hasattr(data, "column_names")
+    return is_table or (isinstance(data, list) and isinstance(next(iter(data), None), Mapping))
+
+
 def rows_of(data: Any) -> list[Mapping[str, Any]]:
     """The rows of `Data` in memory, as dicts.
 
@@ -375,10 +381,8 @@ def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
 
 def _json_value(value: Any) -> Any:
     """What JSON has for a value of numpy, pandas or Python. Bytes become no text."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
     if type(value).__name__ in ("NAType", "NaTType"):  # a missing value of pandas
         return None
     if isinstance(value, bytes | set | frozenset):
         return list(value) if isinstance(value, bytes) else sorted(value, key=str)
-    return str(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

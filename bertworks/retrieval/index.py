@@ -18,12 +18,12 @@ import torch
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
-from bertworks.errors import BertworksError, UsageError, listed
+from bertworks.errors import BertworksError, UsageError, as_path, listed
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predict import fingerprint, notes_on, portions
-from bertworks.io.tables import ReadOptions, find_column
+from bertworks.io.tables import Data, ReadOptions, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k
@@ -62,7 +62,7 @@ class Index(Documents):
     """
 
     def __init__(self, folder: str | Path, *, model: str | Path | LazyModel | None = None, device: str = "auto"):
-        super().__init__(Path(folder))
+        super().__init__(as_path(folder))
         self._model, self._device = model, device
 
     @classmethod
@@ -83,7 +83,7 @@ class Index(Documents):
         Raises:
             UsageError: the folder is not empty.
         """
-        refuse_documents(Path(folder))  # before the model is read
+        refuse_documents(as_path(folder))  # before the model is read
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
         manifest = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
@@ -105,6 +105,7 @@ class Index(Documents):
         """
         texts = listed(texts, "add([text])")
         count = len(texts)
+        ids = ids if ids is None else listed(ids, "add([text], [id])", "id")
         if any(values is not None and len(values) != count for values in (ids, fields)):
             raise UsageError(f"the number of texts, {count}, is not the number of ids or fields")
         if wrong := [n for n, text in enumerate(texts, 1) if not (isinstance(text, str) and text.strip())]:
@@ -274,7 +275,7 @@ class Index(Documents):
 
 
 def index_file(
-    documents: str | Path,
+    documents: Data,
     folder: str | Path,
     *,
     model: str | Path | None = None,
@@ -289,7 +290,7 @@ def index_file(
     is in the index already is not read again.
 
     Args:
-        documents: any file of rows or lines; "-" is standard input.
+        documents: any file of rows or lines; rows in memory; "-" is standard input.
         model: None: the model of the index; `minilm` for a new index.
         text: columns, joined by a space; (): inferred. The other columns are stored with the text.
         identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
@@ -299,7 +300,7 @@ def index_file(
     Raises:
         BertworksError, UsageError: no such model or column; a row without id; an index of another model.
     """
-    folder = Path(folder)
+    folder = as_path(folder)
     reader = RowReader(documents, read)
     columns = text_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
