@@ -92,6 +92,7 @@ class LoadedModel:
             BertworksError: an empty sentence; the model has no masked LM head.
         """
         self._check("score")
+        sentences = listed(sentences, "score([text])[0]")
         return list(score(self._opened, sentences, within_word=within_word, precision=self._precision))
 
     def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
