@@ -1078,7 +1078,8 @@ def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, sh
 
 
 @says("fine-tune it: bertworks.finetune(DATA, model=...)", "fill([text])[0]", "score([text])[0]",
-      "embed([text])[0]", "predict([text])[0]", "embed(model, [text])[0]", "fill(model, [text])", "score(model, [text])",
+      "embed([text])[0]", "predict([text])[0]", "embed(model, [text])[0]", "fill(model, [text])",
+      "score(model, [text])",
       "add([text])", "add([text], [id])", "delete([id])")  # fmt: skip
 def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
     """What a program is to call instead: one text is no list."""
@@ -1093,7 +1094,8 @@ def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
     index = bertworks.Index.create("index", model, device="cpu")
     index.add(["a film"], ["1"])
     owners: list[tuple[str, Any, str]] = [
-        ("embed([text])[0]", loaded, "embed"), ("fill([text])[0]", loaded, "fill"), ("score([text])[0]", loaded, "score"),
+        ("embed([text])[0]", loaded, "embed"), ("fill([text])[0]", loaded, "fill"),
+        ("score([text])[0]", loaded, "score"),
         ("embed([text])[0]", Embedder(model, device="cpu"), "embed"),
         ("predict([text])[0]", bertworks.Predictor(classifier, device="cpu"), "predict"),
         ("add([text])", index, "add"),
