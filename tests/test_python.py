@@ -5,6 +5,7 @@ import datetime
 import gc
 import inspect
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -514,3 +515,24 @@ def test_what_a_notebook_shows(trained: tuple[list[dict[str, Any]], Path], model
     assert page.count("<") == 2  # the page itself is escaped
     report = bw.check_file([{"text": row["text"], "label": f"<{row['label']}>"} for row in rows], model=model)
     assert "&lt;pos&gt;" in report._repr_html_()
+
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "python.md"
+
+
+@pytest.mark.parametrize("with_pandas", [False, True])
+def test_the_code_of_the_guide_runs(
+    with_pandas: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if with_pandas:
+        pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    code = [block for block in blocks if with_pandas or "import pandas" not in block]
+    assert len(code) > 5
+    for block in code:
+        exec(block.replace('"minilm"', repr(str(model))), names)
+    out = capsys.readouterr().out
+    assert "['neg' 'pos']" in out
+    assert "next: bertworks predict reviews-model-2" in out

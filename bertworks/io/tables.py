@@ -338,7 +338,7 @@ def stored(data: Data, name: str = "rows") -> str | PathLike[str]:
 def are_rows(data: Any) -> bool:
     """Whether these are rows in memory, and not a list or a column of texts."""
     is_table = isinstance(data, Mapping) or hasattr(data, "columns") or hasattr(data, "column_names")
-    return is_table or (isinstance(data, list) and isinstance(next(iter(data), None), Mapping))
+    return is_table or (isinstance(data, list | tuple) and isinstance(next(iter(data), None), Mapping))
 
 
 def rows_of(data: Any) -> list[Mapping[str, Any]]:
