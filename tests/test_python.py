@@ -401,6 +401,17 @@ def test_one_text_is_no_list_of_letters(
     for call in calls:
         with pytest.raises(bw.UsageError, match=r"expected a list of \w+, not one \w+"):
             call()
+    index.add([text])
+    calls = [
+        lambda: index.search([text]),
+        lambda: index.search([text], ranking="bm25"),
+        lambda: tokenizer.encode([text]),
+    ]
+    for call in calls:
+        with pytest.raises(bw.UsageError, match=r"expected one query|not a text"):
+            call()
+    with pytest.raises(bw.UsageError, match="list of ids, not one id"):
+        tokenizer.decode("12")
     for call in (lambda: bw.split_sentences([text]), lambda: bw.explain(model, [text])):
         with pytest.raises(bw.UsageError, match="text"):
             call()
@@ -416,6 +427,16 @@ def test_one_name_is_one_name(trained: tuple[list[dict[str, Any]], Path], model:
     assert (request.text, request.label, request.overrides) == (("text",), ("label",), ("seed=3",))
     assert len(bw.plan_trials(request, sweep="batch_size=8,16")) == 2
     (tmp_path / "a.txt").write_text("A text. " * 20)
+    calls: list[Callable[[], Any]] = [
+        lambda: bw.make_finetune_request(rows, overrides=3), lambda: bw.make_finetune_request(rows, text=3),
+        lambda: bw.plan_trials(request, sweep=3),
+        lambda: list(bw.predict_file(folder, rows, tmp_path / "o.csv", text=3)),
+        lambda: list(bw.pretrain(str(tmp_path / "a.txt"), tmp_path / "run", overrides=3)),
+        lambda: list(bw.pretrain(3, tmp_path / "run")), lambda: bw.CorpusReader(3), lambda: bw.evaluate_mlm(model, 3),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(bw.UsageError, match=r"expected a list of (names|paths), not 3"):
+            call()
     with pytest.raises(bw.UsageError, match="nothing_there: no such field"):
         list(bw.pretrain(str(tmp_path / "a.txt"), tmp_path / "run", overrides="nothing_there=1"))
 
@@ -443,6 +464,7 @@ def test_what_is_no_path_is_refused(
         lambda: bw.Shards.open(path), lambda: bw.Tokenizer.load(path), lambda: list(bw.pretrain([file], path)),
         lambda: list(bw.evaluate_glue(path, "x")), lambda: list(bw.evaluate_retrieval(path, model)),
         lambda: list(bw.evaluate_blimp(model, path)), lambda: list(bw.push(path, "me/model")),
+        lambda: list(bw.import_checkpoint(path, tmp_path / "x")),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(bw.UsageError, match=r"expected one [\w ]+, not"):

@@ -82,7 +82,7 @@ def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any
     Raises:
         BertworksError, UsageError: as `convert`.
     """
-    prefix = find_checkpoint(Path(checkpoint))
+    prefix = find_checkpoint(as_path(checkpoint))
     if prefix is None:
         hint = "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert"
         raise BertworksError("no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint)

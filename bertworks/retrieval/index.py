@@ -163,6 +163,8 @@ class Index(Documents):
             UsageError: k is not positive; the reranker does not score pairs; there is no graph.
             BertworksError: the model is missing, or is not the one that made the index.
         """
+        if not isinstance(query, str):
+            raise UsageError(f"expected one query, not {query!r:.60}", hint="search each query on its own")
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):

@@ -18,7 +18,7 @@ from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.config import EncoderConfig
@@ -120,7 +120,7 @@ def make_request(inputs: Sequence[str | Path], **options: Any) -> Request:
     options |= {name: absolute(path) for name, path in paths.items() if path}
     options["overrides"] = names_of(options.get("overrides"))
     options["budget"] = budget or (None if recipe else "1h")
-    names = [inputs] if isinstance(inputs, str | Path) else inputs
+    names = [inputs] if isinstance(inputs, str | Path) else listed(inputs, "give one path, or a list", "path")
     return Request(tuple(map(absolute, names)), **options)
 
 

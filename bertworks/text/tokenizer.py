@@ -316,7 +316,7 @@ class Tokenizer:
         Raises:
             UsageError: an id outside the vocabulary.
         """
-        numbers = [int(number) for number in ids]
+        numbers = [int(number) for number in several(ids, "give a list of token ids", "id")]
         if wrong := [number for number in numbers if not 0 <= number < self.vocab_size]:
             raise UsageError(f"token id {wrong[0]} is outside the vocabulary (0..{self.vocab_size - 1})")
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
