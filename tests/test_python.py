@@ -169,7 +169,8 @@ def test_the_file_of_the_rows_is_deleted() -> None:
         ({"text": "a", "label": "b"}, "list of 'text' values, not one"),
         ({"text": ["a", "b"], "label": 3}, "list of 'label' values, not 3"),
         ({"text": ["a", "b"], "label": ["x"]}, "different lengths: text 2, label 1"),
-        ({"train": [{"text": "a"}] * 3, "test": [{"text": "b"}]}, r'(?s)different lengths.*DATA\["train"\]'),
+        ({"train": Frame([{"text": "a"}])}, r"(?s)several tables: train.*DATA\['train'\]"),
+        ({"train": pyarrow.table({"text": ["a"]}), "test": 3}, r"(?s)several tables: train, test.*DATA\['train'\]"),
         (3, "list of rows, not 3"),
         (None, "list of rows, not None"),
         (b"a.csv", "not one row"),
@@ -251,7 +252,7 @@ def test_settings_are_those_of_the_recipe(tmp_path: Path) -> None:
     request = bw.make_finetune_request(
         rows, epochs=3, learning_rate=2e-5, batch_size=8, max_length=32, overrides="seed=7"
     )
-    assert request.overrides == ("seed=7", "epochs=3", "optimizer.learning_rate=2e-05", "batch_size=8", "max_length=32")
+    assert request.overrides == ("seed=7", "optimizer.learning_rate=2e-05", "epochs=3", "batch_size=8", "max_length=32")
     assert bw.make_finetune_request(rows, overrides="seed=7").overrides == ("seed=7",)
     for words in ("epochs=1", ["seed=1", "epochs=3"]):
         with pytest.raises(bw.UsageError, match="epochs is set twice"):

@@ -345,7 +345,7 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
     """The rows of `Data` in memory, as dicts.
 
     Raises:
-        UsageError: columns of the same name or of different lengths; a row that is no dict; no rows.
+        UsageError: several tables; columns of the same name or of different lengths; a row that is no dict; no rows.
     """
     if method := next((name for name in _TABLES if hasattr(data, name)), None):
         own = getattr(data, "column_names", None)  # pyarrow, datasets; elsewhere `columns` has the names
@@ -354,11 +354,13 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
             raise UsageError(f"two columns are named {twice[0]!r}", hint="give the columns different names")
         data = getattr(data, method)(*_TABLES[method])
     if isinstance(data, Mapping):
+        if parts := [name for name, part in data.items() if hasattr(part, "columns") or hasattr(part, "column_names")]:
+            what = f"there are several tables: {', '.join(map(str, data))}"
+            raise UsageError(what, hint=f"give one of them, as DATA[{parts[0]!r}]")
         columns = {name: listed(cells, "give one row as [{...}]", f"{name!r} value") for name, cells in data.items()}
         if len({len(cells) for cells in columns.values()}) > 1:
             lengths = ", ".join(f"{name} {len(cells)}" for name, cells in columns.items())
-            hint = 'give one part, as DATA["train"]' if "train" in columns else "give each row a value, or None"
-            raise UsageError(f"the columns have different lengths: {lengths}", hint=hint)
+            raise UsageError(f"the columns have different lengths: {lengths}", hint="write None for a missing value")
         data = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
     rows = listed(data, _ROWS_HINT, "row")
     if wrong := [number for number, row in enumerate(rows, 1) if not isinstance(row, Mapping)]:

@@ -39,10 +39,8 @@ from bertworks.training.device import choose_device, disable_heap_trim
 from bertworks.training.recipe import load_finetune_recipe
 
 WORST = 25  # mistakes on the page; errors.csv has all
-_SETTINGS = {  # arguments of `finetune`, and the fields of the recipe
-    "epochs": "epochs", "learning_rate": "optimizer.learning_rate", "batch_size": "batch_size",
-    "max_length": "max_length",
-}  # fmt: skip
+# Arguments of `finetune`, and the fields of the recipe
+_SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
