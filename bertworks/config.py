@@ -1,6 +1,7 @@
 """Tables of settings: TOML text <-> frozen dataclasses, with errors that say where and what to type."""
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
 NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
 MAX_SIZE = 1 << 20  # of what a model folder tells to reserve
 Size = Annotated[int, Range(f"1 to {MAX_SIZE:,}", lambda x: 1 <= x <= MAX_SIZE)]
+AboveZero = Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)]
 SizeOrZero = Annotated[int, Range(f"0 to {MAX_SIZE:,}", lambda x: 0 <= x <= MAX_SIZE)]
 
 
@@ -88,14 +90,14 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
         raise UsageError(f"this is not TOML: {str(error)[:200]}", where=where) from error
     aliases: Mapping[str, str] = getattr(kind, "ALIASES", {})
     _rename_aliases(table, aliases, where)
-    _set_overrides(table, parse_overrides(overrides, aliases))
+    _set_overrides(kind, table, parse_overrides(overrides, aliases))
     return build(kind, table, partial(_line_of_field, text, where))
 
 
 def override(recipe: T, overrides: Sequence[str]) -> T:
     """The recipe with the fields of `table.field=value` words replaced."""
     table = tomllib.loads(dump_recipe(recipe))
-    _set_overrides(table, parse_overrides(overrides, getattr(recipe, "ALIASES", {})))
+    _set_overrides(type(recipe), table, parse_overrides(overrides, getattr(recipe, "ALIASES", {})))
     return build(type(recipe), table, lambda _: "--set")
 
 
@@ -154,7 +156,45 @@ def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = Mappi
     return values
 
 
-def _set_overrides(table: dict[str, Any], values: Mapping[str, Any]) -> None:
+def add_overrides(overrides: Sequence[str], given: Mapping[str, object]) -> tuple[str, ...]:
+    """The `table.field=value` words, and one more for each value that is given. given: values by the path of a field;
+    None: it is not given.
+
+    Raises:
+        UsageError: a word sets a field that is given, too.
+    """
+    words = tuple(f"{path}={value}" for path, value in given.items() if value is not None)
+    if twice := parse_overrides(overrides).keys() & parse_overrides(words).keys():
+        raise UsageError(f"{min(twice)} is set twice: in overrides, and on its own", hint="leave one of them out")
+    return *overrides, *words
+
+
+def option_of(path: str) -> str:
+    """The option of the command line for a field: that of optimizer.learning_rate is --learning-rate."""
+    return f"--{path.rpartition('.')[2].replace('_', '-')}"
+
+
+def field_paths(kind: Any, prefix: str = "") -> Iterator[str]:
+    """The paths of all fields of a recipe, as in optimizer.learning_rate. Of a list: those of its first item."""
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        path, hint = f"{prefix}{field.name}", hints[field.name]
+        yield path
+        if table := next((part for part in (hint, *get_args(hint)) if is_dataclass(part)), None):
+            yield from field_paths(table, f"{path}.0." if get_origin(hint) is tuple else f"{path}.")
+
+
+def near_field(kind: Any, path: str) -> str | None:
+    """The field of a recipe that an unknown path means: of the same name in another table; else of a similar name, of a
+    name that is a part of it (num_train_epochs), or with these initials (lr). None: there is none."""
+    table, _, name = path.replace("-", "_").rpartition(".")
+    by_name = {p.rpartition(".")[2]: p for p in sorted(field_paths(kind), key=lambda p: p.rpartition(".")[0] == table)}
+    near = get_close_matches(name, by_name, 1, 0.75) or [part for part in by_name if f"_{part}_" in f"_{name}_"]
+    near += [whole for whole in by_name if "".join(word[0] for word in whole.split("_")) == name]
+    return by_name[near[0]] if near else None
+
+
+def _set_overrides(kind: Any, table: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Sets fields by their path, as in train.phases.1.num_steps. A missing table is added."""
     for name, value in values.items():
         place: Any = table
@@ -162,17 +202,22 @@ def _set_overrides(table: dict[str, Any], values: Mapping[str, Any]) -> None:
         for key in path:
             if isinstance(place, dict):
                 place.setdefault(key, {})
-            place = place[_index(place, key, name)]
-        place[_index(place, last, name)] = value
+            place = place[_index(kind, place, key, name)]
+        place[_index(kind, place, last, name)] = value
 
 
-def _index(place: Any, key: str, name: str) -> str | int:
+def _index(kind: Any, place: Any, key: str, name: str) -> str | int:
     """The key as that of a table, or as the number of an item of a list."""
     if isinstance(place, dict):
         return key
     if isinstance(place, list) and key.isdigit() and int(key) < len(place):
         return int(key)
-    raise UsageError(f"{name}: there is no {key!r}")
+    raise UsageError(f"{name}: there is no {key!r}", hint=_field_hint(kind, name))
+
+
+def _field_hint(kind: Any, path: str) -> str:
+    near = near_field(kind, path)
+    return f"did you mean {near}?" if near else f"the fields are {', '.join(sorted(f.name for f in fields(kind)))}"
 
 
 def _line_of_field(text: str, name: str, at: str) -> str:
@@ -190,19 +235,20 @@ def _line_of_field(text: str, name: str, at: str) -> str:
     return name
 
 
-def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") -> T:
-    """`value` as a `kind`, or a UsageError that names its path `at`; `where` gives the file and line of a path."""
+def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", whole: Any = None) -> T:
+    """`value` as a `kind`, or a UsageError that names its path `at`; `where` gives the file and line of a path. whole:
+    the kind that it is a part of."""
     origin, choices = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        return cast(T, _build_dataclass(kind, value, where, at))
+        return cast(T, _build_dataclass(kind, value, where, at, whole or kind))
     if origin is Literal:
         if value not in choices:
             raise UsageError(f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
         return cast(T, value)
     if origin in (Union, UnionType):  # `X | None`; TOML has no null, so a value is an X
-        return build(next(c for c in choices if c is not NoneType), value, where, at)  # type: ignore[no-any-return]
+        return build(next(c for c in choices if c is not NoneType), value, where, at, whole)  # type: ignore[no-any-return]
     if origin is tuple and isinstance(value, list):
-        return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]") for i, v in enumerate(value)))
+        return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]", whole) for i, v in enumerate(value)))
     if kind is float and type(value) is int:
         return cast(T, float(value))
     if origin is tuple or type(value) is not kind:
@@ -211,18 +257,22 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") 
     return value
 
 
-def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str) -> Any:
+def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str, whole: Any) -> Any:
     if not isinstance(value, dict):
         raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
     hints, prefix = {f.name: get_type_hints(kind)[f.name] for f in fields(kind)}, at and at + "."
     for name in value.keys() - hints.keys():
-        near = get_close_matches(name, hints, 1)
-        hint = f"did you mean {prefix}{near[0]}?" if near else f"the fields are {', '.join(sorted(hints))}"
-        raise UsageError(f"{prefix}{name}: no such field", where=where(prefix + name), hint=hint)
+        path, inner = name, value[name]
+        while isinstance(inner, dict) and len(inner) == 1:  # as in optimiser.learning_rate
+            (key, inner), *_ = inner.items()
+            path += f".{key}"
+        near = near_field(kind, path)
+        hint = f"did you mean {prefix}{near}?" if near else _field_hint(whole, prefix + path)
+        raise UsageError(f"{prefix}{path}: no such field", where=where(prefix + name), hint=hint)
     for f in fields(kind):
         if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
             raise UsageError(f"{prefix}{f.name}: must be given", where=where(at))
-    parts = {name: build(hints[name], part, where, prefix + name) for name, part in value.items()}
+    parts = {name: build(hints[name], part, where, prefix + name, whole) for name, part in value.items()}
     try:
         return kind(**parts)
     except (ValueError, UsageError) as error:  # what the dataclass itself refuses

@@ -21,9 +21,9 @@ from bertworks.training.recipe import FinetuneRecipe, Recipe
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "Written by `make docs` from the code."
 COMMANDS = (
-    "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "embed", "index",
-    "search", "serve", "export", "import", "convert", "push", "evaluate mlm", "evaluate blimp", "evaluate task",
-    "evaluate glue", "evaluate squad", "evaluate sts", "evaluate retrieval", "doctor", "demo",
+    "", "check", "finetune", "predict", "evaluate", "evaluate task", "evaluate mlm", "evaluate blimp", "evaluate glue",
+    "evaluate squad", "evaluate sts", "evaluate retrieval", "explain", "embed", "index", "search", "vocab", "prepare",
+    "pretrain", "fill", "score", "serve", "export", "import", "convert", "push", "doctor", "demo",
 )  # fmt: skip
 
 

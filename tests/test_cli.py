@@ -22,8 +22,8 @@ from bertworks.events import Event, duration
 from bertworks.io.tables import ReadOptions, parse_size
 
 VERBS = [
-    "vocab", "prepare", "pretrain", "fill", "score", "explain", "evaluate mlm", "evaluate blimp", "evaluate squad",
-    "doctor", "demo",
+    "check", "finetune", "predict", "explain", "embed", "index", "search", "vocab", "prepare", "pretrain", "fill",
+    "score", "evaluate mlm", "evaluate blimp", "evaluate squad", "serve", "export", "doctor", "demo",
 ]  # fmt: skip
 STEP = {
     "step": 20, "steps": 1000, "loss": 5.4321, "masked_lm_accuracy": 0.125, "next_sentence_accuracy": None,

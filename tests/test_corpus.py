@@ -240,7 +240,11 @@ def test_wikiextractor_entities_and_a_cut_off_article(tmp_path: Path) -> None:
     ("record", "column"),
     [
         ({"url": "http://a.b/a-very-long-address-that-is-longer-than-the-text", "Content": "Short."}, "Content"),
-        ({"title": "A title that is quite long", "sentence": "Short.", "text": ""}, "sentence"),
+        ({"name": "A title that is quite long", "sentence": "Short.", "text": ""}, "sentence"),
+        (
+            {"title": "A title that is quite long", "sentence": "Short."},
+            "sentence, after title (--text-column sentence: without)",
+        ),
         ({"name": "short", "bemerkung": "The column with the longest values is the text."}, "bemerkung"),
         ({"id": 5, "paragraphs": ["One paragraph.", "Another."]}, "paragraphs"),
     ],

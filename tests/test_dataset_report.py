@@ -75,7 +75,7 @@ def warnings_of(found: DatasetReport, word: str) -> list[str]:
 @pytest.mark.parametrize("task", WRITERS)
 def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
     write, name = WRITERS[task]
-    found = check_file(write(tmp_path / name), model=write_model(tmp_path / "model"))
+    found = check_file(write(tmp_path / name), model=write_model(tmp_path / "model"), validation="split")
     assert found.task == task
     assert sum(found.lengths.counts) == found.train + found.dev
     assert found.notes[0].startswith(f"task: {task}")
@@ -269,7 +269,7 @@ def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
 def test_rows_without_text_are_left_out_and_named(tmp_path: Path) -> None:
     path = tmp_path / "holes.csv"
     path.write_text("text,label\n" + "good film,pos\n,neg\nbad one,neg\n" * 9)
-    found = check_file(path, model=write_model(tmp_path / "model"))
+    found = check_file(path, model=write_model(tmp_path / "model"), validation="split")
     assert found.train + found.dev == 18
     assert "holes.csv:3" in str(found)
 
@@ -298,3 +298,11 @@ def test_the_verb_prints_for_people_and_for_programs(tmp_path: Path, capsys: pyt
     (tmp_path / "bad.csv").write_text("text,label\n" + "good,pos\nbad,neg\n" * 9 + "bad,\n")
     assert main(["check", str(tmp_path / "bad.csv"), *words[2:]]) == 1
     assert "bad.csv:20: the label in 'label' is missing" in capsys.readouterr().err
+
+
+def test_rows_of_a_cross_validation_are_counted_once(tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv", 90)
+    found = check_file(data, model=write_model(tmp_path / "model"))
+    assert (found.train, found.dev, sum(found.lengths.counts)) == (90, 60, 90)
+    assert "90 in train, 60 of them evaluated" in str(found)
+    assert not found.leaked.rows

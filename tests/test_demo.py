@@ -56,7 +56,9 @@ def collected(monkeypatch) -> list[Path]:
     def finetune_events(output, request):
         assert request.data == str(output.parent / "origins")
         yield Event("note", f"fine-tuning {request.model} with {request.overrides[0]}")
-        yield Event("done", "fine-tuned", {"score": 0.876})
+        scores = {"fine-tuned": 0.876, "most frequent label": 0.6, "bag of words": 1.0}
+        methods = [{"method": name, "score": score} for name, score in scores.items()]
+        yield Event("done", "fine-tuned", {"score": 0.876, "baselines": {"methods": methods}})
 
     monkeypatch.setattr(tour, "write_demo_corpus", write_demo_corpus)
     monkeypatch.setattr(tour, "write_demo_origins", write_demo_origins)
@@ -86,9 +88,9 @@ def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
     assert lines.count("      name 50%, name 50%, name 50%  (it was: decides)") == 4
     at = lines.index("from which library is a paragraph? right on held-out modules:")
     assert lines[at + 1 : at + 4] == [
-        "always 'numpy'                60.0%",
-        "bag of words (scikit-learn)  100.0%",
-        "minilm, fine-tuned            87.6%",
+        "most frequent label   60.0%",
+        "bag of words         100.0%",
+        "minilm, fine-tuned    87.6%",
     ]
     assert f"reports: {folder / 'model' / 'report.html'}" in lines
     assert f"         {folder / 'classifier' / 'report.html'}" in lines

@@ -17,12 +17,15 @@ from fine import (
 )
 from served import write_head
 
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
+from bertworks.io.tables import ReadOptions
 from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
 
 TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
@@ -47,12 +50,18 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
     finetune(train, model=model, dev=dev, output=out, device="cpu", overrides=settings)
     told = read_json(out / "result.json")
     found = evaluate_task(out, dev, device="cpu", errors=tmp_path / "errors.csv")
-    assert (found["task"], found["rows"], found["mistakes"]) == (task, told["rows"], told["mistakes"])
+    assert (found["task"], found["rows"]) == (task, told["rows"])
+    json.dumps(found)
+    assert set(found["intervals"]) == set(told["intervals"]) <= set(found["figures"])
+    for name, (low, high) in found["intervals"].items():
+        assert -1 <= low <= found["figures"][name] + 1e-9 <= high + 1e-8 <= 1 + 2e-8
+    if task in ("multilabel", "qa"):  # a threshold: the run scores each half of dev with that of the other
+        return
+    assert found["mistakes"] == told["mistakes"]
     named = [key for key in told["figures"] if key != "threshold"]  # a figure of the run, and not of the model
     assert {key: found["figures"][key] for key in named} == pytest.approx({key: told["figures"][key] for key in named})
     assert found["table"] == told["table"]
     assert (tmp_path / "errors.csv").read_bytes() == (out / "errors.csv").read_bytes()
-    json.dumps(found)
     if cpu_supports_int8():
         check_eight_bits(out, dev, tmp_path / "predicted.jsonl")
 
@@ -88,11 +97,91 @@ def test_rows_of_one_label_can_be_judged(classifier: Path, tmp_path: Path):
     assert found["table"]["pos"]["support"] == 2
 
 
-def test_an_unknown_label_is_named_with_its_line(classifier: Path, tmp_path: Path):
-    data = write_rows(tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("so so", "neutral"))
-    with pytest.raises(BertworksError, match=r"t\.csv:3.*'neutral'") as raised:
+def test_labels_that_were_never_trained_are_mistakes(classifier: Path, tmp_path: Path):
+    rows = [("a good film", "pos"), ("so so", "neutral"), ("so", "neutral"), ("a sad film", "ngo")]
+    data = write_rows(tmp_path / "t.csv", ("text", "label"), *rows)
+    found = evaluate_task(classifier, data, errors=tmp_path / "errors.csv", device="cpu")
+    assert (found["rows"], found["unknown_labels"]) == (4, {"neutral": 2, "ngo": 1})
+    assert found["mistakes"] >= 3
+    assert found["figures"]["accuracy"] <= 0.25
+    assert found["table"]["neutral"] == {"precision": 0, "recall": 0, "f1": 0, "support": 2}
+    (note,) = [note for note in found["notes"] if "never trained" in note]
+    assert "2 labels" in note
+    assert "'neutral' (2), 'ngo' (1, did you mean 'neg'?)" in note
+    json.dumps(found)
+    with (tmp_path / "errors.csv").open(newline="") as file:
+        assert {"neutral", "ngo"} <= {row["gold"] for row in csv.DictReader(file)}
+    (tmp_path / "train.csv").write_text("text,label\n" + "a good film,pos\na sad film,neg\n" * 20)
+    with pytest.raises(BertworksError, match=r"t\.csv.*'ngo'") as raised:  # in a dev file they are errors
+        read_data(tmp_path / "train.csv", dev=data)
+    assert "did you mean 'neg'?" in str(raised.value)
+
+
+UNKNOWN: dict[str, tuple[TaskConfig, list[dict[str, object]]]] = {
+    "multilabel": (
+        TaskConfig(task="multilabel", labels=("a", "b")),
+        [{"text": "x", "label": ["a", "new"]}, {"text": "y", "label": ["b"]}, {"text": "y", "label": []}],
+    ),
+    "tagging": (
+        TaskConfig(task="tagging", labels=("B-PER", "I-PER", "O")),
+        [{"text": ["x", "y"], "label": ["B-new", "O"]}, {"text": ["y"], "label": ["O"]}],
+    ),
+    "spans": (
+        TaskConfig(task="spans", labels=("O", "B-PER", "I-PER")),
+        [{"text": "x y", "entities": [{"start": 0, "end": 1, "type": "new"}]}, {"text": "y", "entities": []}],
+    ),
+}
+
+
+@pytest.mark.parametrize("task", UNKNOWN)
+def test_every_task_counts_labels_that_were_never_trained(task: str, tmp_path: Path):
+    d, rows = UNKNOWN[task]
+    write_head(tmp_path / "model", task=task, labels=d.labels)
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = evaluate_task(tmp_path / "model", tmp_path / "d.jsonl", device="cpu")
+    assert found["unknown_labels"] == {"B-new" if task == "tagging" else "new": 1}
+    assert found["table"]["new"]["support"] == 1
+    assert found["table"]["new"]["recall"] == 0
+    if task == "tagging":
+        (tmp_path / "d.jsonl").write_text(json.dumps({"text": ["x", "y"], "label": ["B-PER", "7"]}) + "\n")
+        with pytest.raises(BertworksError, match="do: 7"):
+            evaluate_task(tmp_path / "model", tmp_path / "d.jsonl", device="cpu")
+
+
+def test_rows_without_a_label_are_skipped_and_counted(classifier: Path, tmp_path: Path):
+    data = write_rows(
+        tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("so so", ""), ("a sad film", "neg")
+    )
+    with pytest.raises(BertworksError, match=r"t\.csv:3.*missing") as raised:
         evaluate_task(classifier, data, device="cpu")
-    assert "neg, pos" in str(raised.value)
+    assert "--skip-unlabelled" in str(raised.value)
+    found = evaluate_task(classifier, data, device="cpu", read=ReadOptions(skip_unlabelled=True))
+    assert found["rows"] == 2
+    assert any(note.startswith("rows without a label, left out: 1") for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("good", "missing", "label"),
+    [
+        ({"text": "x"}, None, [1.5, 2.5, 3.5, 4.5]),
+        ({"tokens": ["Anna", "lives", "here"]}, None, [["B-PER", "O", "O"], ["O"] * 3, ["O", "B-PER", "O"], ["O"] * 3]),
+        ({"question": "who?", "context": "it is x"}, None, [[{"text": "x", "answer_start": 6}]] * 4),
+        ({"prompt": "p", "choices": ["a", "b"]}, "", [0, 1, 0, 1]),
+        ({"text": "x"}, "", ["yes", "no", "no", "yes"]),
+    ],
+)
+def test_every_task_skips_rows_without_a_label(good: dict, missing: object, label: list, tmp_path: Path):
+    name = "answers" if "question" in good else "label"
+    rows = [{**good, name: label[n % 4] if n % 5 else missing} for n in range(1, 41)]
+    for number, row in enumerate(rows):
+        for column in {"text", "context"} & row.keys():
+            row[column] = f"{row[column]} {number}"
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BertworksError, match="--skip-unlabelled"):
+        read_data(tmp_path / "d.jsonl", label=name)
+    data = read_data(tmp_path / "d.jsonl", label=name, read=ReadOptions(skip_unlabelled=True))
+    assert len(data.train) + len(data.dev) == 32
+    assert any(note.startswith("rows without a label, left out: 8") for note in data.notes)
 
 
 def test_errors_of_a_model_that_names_no_columns(tmp_path: Path):

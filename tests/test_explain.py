@@ -24,6 +24,7 @@ from bertworks.errors import UsageError
 from bertworks.inference.attribution import TOLERANCE, log_odds
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.explain import MAPS, TEMPLATE, Explanation, explain
+from bertworks.inference.predictor import Predictor
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
 from bertworks.training.task_heads import TaskModel
@@ -303,6 +304,19 @@ def test_the_page_lets_only_its_own_script_run(found: Explanation):
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", script)
+
+
+def test_all_labels_have_bars(model: Path, tmp_path: Path):
+    labels = [f"label {n}" for n in range(9)]
+    for task in ("classification", "multilabel"):
+        folder = write_task_model(model, tmp_path / task, task, labels)
+        html = explain(folder, TEXT).html()
+        scores = Predictor(folder, device="cpu").predict([TEXT], probabilities=True)[0]["scores"]
+        bars = re.findall(r'<li style="--share: ([\d.]+)"><bdi>(.*?)</bdi><span class="figure">(.*?)</span>', html)
+        assert {name: float(share) for share, name, _ in bars} == pytest.approx(scores, abs=6e-4)
+        assert [figure for *_, figure in bars] == [f"{p:.1%}" for p in sorted(scores.values(), reverse=True)]
+    for task in ("regression", "tagging"):
+        assert '<ul class="bars">' not in explain(write_task_model(model, tmp_path / task, task), TEXT).html()
 
 
 def test_what_is_on_the_page(found: Explanation):

@@ -122,7 +122,8 @@ def test_a_fine_tuned_model_is_that_of_transformers(folder: Path, pairs: bool, t
     data = tmp_path / "data.csv"
     data.write_text("\n".join(["sentence1,sentence2,label" if pairs else "text,label", *rows]) + "\n")
     output = tmp_path / "out"
-    model = finetune(data, model=folder, output=output, overrides=["epochs=1", "batch_size=8"], device="cpu")
+    settings = {"overrides": ["epochs=1", "batch_size=8"], "method": "full"}
+    model = finetune(data, model=folder, output=output, device="cpu", **settings)
     text = (TEXTS[0], "with dogs") if pairs else TEXTS[0]
     (answer,) = model.predict([text], probabilities=True)
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(output).eval()

@@ -134,7 +134,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     data: Path, output: Path, start: Path, *, overrides: tuple[str, ...] = FAST, recipe: str = "feature_based"
 ) -> Event:
-    request = make_finetune_request(data, model=start, recipe=recipe, overrides=overrides)
+    request = make_finetune_request(data, model=start, recipe=recipe, overrides=overrides, validation="split")
     *_, last = finetune_events(output, request, device="cpu")
     return last
 
@@ -177,7 +177,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(start: Path, tmp_path: Path) -> 
     data = write_conll(tmp_path / "names.conll", 60)
     settings = (*FAST, "epochs=4", "save_every=3")
     run(data, tmp_path / "whole", start, overrides=settings)
-    request = make_finetune_request(data, model=start, recipe="feature_based", overrides=settings)
+    options = {"recipe": "feature_based", "overrides": settings, "validation": "split"}
+    request = make_finetune_request(data, model=start, **options)
     for limit in (5, 11):
         for event in finetune_events(tmp_path / "parts", request, device="cpu"):
             if event.kind == "step" and event.fields["step"] % limit == 0:
@@ -192,7 +193,9 @@ def test_what_does_not_fit_in_memory_is_computed_and_said(
     data = write_conll(tmp_path / "names.conll", 60)
     known = run(data, tmp_path / "known", start, overrides=(*FAST, "epochs=1"))
     monkeypatch.setattr(task_heads, "MAX_FEATURE_BYTES", 1000)
-    request = make_finetune_request(data, model=start, recipe="feature_based", overrides=(*FAST, "epochs=1"))
+    request = make_finetune_request(
+        data, model=start, recipe="feature_based", overrides=(*FAST, "epochs=1"), validation="split"
+    )
     events = list(finetune_events(tmp_path / "asked", request, device="cpu"))
     assert any("do not fit in memory" in event.text for event in events)
     assert events[-1].fields["evaluation"]["loss"] == pytest.approx(known.fields["evaluation"]["loss"], rel=1e-3)

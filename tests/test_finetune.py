@@ -40,6 +40,7 @@ from bertworks.events import Event, duration
 from bertworks.inference.decoding import balanced_weights
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
+from bertworks.metrics.intervals import wilson_interval
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import divide, read_data
@@ -206,6 +207,13 @@ def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) ->
     for setting in told["settings"]:
         assert setting["mean"] == pytest.approx(np.mean(setting["scores"]))
         assert setting["deviation"] == pytest.approx(np.std(setting["scores"], ddof=1))
+        low, high = setting["interval"]
+        rows = [wilson_interval(score * 20, 20) for score in setting["scores"]]  # of the 20 rows of dev
+        assert 0 <= low <= setting["mean"] <= high <= 1
+        assert high - low > 0.5 * min(one.high - one.low for one in rows)
+    for name in ("README.md", "report.html"):
+        assert "the best of 4 trainings, chosen by its" in (tmp_path / "out" / name).read_text()
+    assert "expect the mean on new texts" in done.text
     assert Predictor(tmp_path / "out", device="cpu").predict(["a good film"])[0]["label"] == "pos"
     with pytest.raises(UsageError, match="sweeps nothing"):
         plan_trials(request, sweep=["epochs"])
@@ -336,18 +344,60 @@ def test_a_label_of_one_row_is_learned_and_not_evaluated(tmp_path: Path) -> None
     assert "rare" in {item.label for item in read_data(tmp_path / "d.csv").train}
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_documents_stay_whole_where_they_are_context(whole: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("whole", "documents"), [(True, 8), (False, 8), (False, 20)])
+def test_documents_stay_whole_where_they_are_context_or_many(whole: bool, documents: int, tmp_path: Path) -> None:
     sentences = "".join(f"Anna{n} B-x\nlives O\n\n" for n in range(5))
-    (tmp_path / "d.conll").write_text(f"-DOCSTART- O\n\n{sentences}" * 20)
+    (tmp_path / "d.conll").write_text(f"-DOCSTART- O\n\n{sentences}" * documents)
     found = read_data(tmp_path / "d.conll", whole_documents=whole)
     train, dev = ({item.document for item in part} for part in (found.train, found.dev))
+    if documents >= 10:
+        whole = True
+        assert "kept together: sentences of a document, 20 documents" in found.notes
     assert train.isdisjoint(dev) == whole
     note = f"sentences of {len(train & dev)} documents are in train and in dev"
     assert any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
     (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
     apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")  # a document 1 is in both, and is not the same
     assert not any("in train and in dev" in line for line in apart.notes)
+
+
+@pytest.mark.parametrize("fold", [None, (0, 5), (3, 5)])
+def test_copies_are_on_one_side(fold: tuple[int, int] | None, tmp_path: Path) -> None:
+    forms = ["Ein Café {}", "ein  cafe\u0301 {}", " EIN CAFÉ {}"]
+    rows = [f"{form.format(n)},{'ab'[n % 3 == 0]}" for n in range(100) for form in forms[: 1 + n % 3]]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    found = read_data(tmp_path / "d.csv", fold=fold)
+    train, dev = ({item.texts[0].split()[-1] for item in part} for part in (found.train, found.dev))
+    assert train.isdisjoint(dev)
+    assert len(found.dev) == pytest.approx(len(rows) / (5 if fold else 10), abs=4)
+    share = Counter(item.label for item in found.dev)["b"] / len(found.dev)
+    assert share == pytest.approx(34 / 199, abs=0.08)  # still the same fraction of every label
+    assert "kept together: 165 rows with the text of another row" in found.notes
+
+
+def test_a_text_that_fills_the_file_stays_in_train(tmp_path: Path) -> None:
+    rows = [*(f"a film {n},{'ab'[n % 2]}" for n in range(100)), *["buy now,a"] * 100]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    found = read_data(tmp_path / "d.csv")
+    assert Counter(item.texts == ("buy now",) for item in found.train)[True] == 100
+    assert Counter(item.label for item in found.dev) == {"a": 5, "b": 5}
+
+
+def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:
+    parts = [f"-DOCSTART- O\n\nResults O\n\nAnna{n} B-x\nlives O\n\nin O\nOslo{n} O\n\n" for n in range(40)]
+    (tmp_path / "d.conll").write_text("".join(parts))
+    found = read_data(tmp_path / "d.conll")
+    train, dev = ({item.document for item in part} for part in (found.train, found.dev))
+    assert train.isdisjoint(dev)
+    assert len(dev) == 4
+
+
+def test_rows_that_are_all_the_same_context_cannot_be_divided(tmp_path: Path) -> None:
+    answer = [{"text": "Anna", "answer_start": 0}]
+    rows = [{"question": f"who {n} ?", "context": "Anna lives", "answers": answer} for n in range(20)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(BertworksError, match="all 20 rows are of one context or group"):
+        read_data(tmp_path / "d.jsonl")
 
 
 def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:

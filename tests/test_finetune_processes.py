@@ -40,7 +40,7 @@ def test_two_processes_get_the_numbers_of_one_and_end_early_together(
     dev = write_reviews(tmp_path / "dev.csv", 40, seed=1)
     rows = data.read_text().splitlines()
     data.write_text("\n".join(rows[: 1 + 49]) + "\n")  # the last batch of an epoch has one row: less than processes
-    settings = (*SETTINGS, "epochs=20", "patience=3")
+    settings = (*SETTINGS, "epochs=20", "select=best", "patience=3")
     request = make_finetune_request(data, dev=dev, model=model, overrides=settings)
     *_, one = finetune_events(tmp_path / "one", request, device="cpu")
     words = ["finetune", str(data), "--dev", str(dev), "--model", str(model), "-o", str(tmp_path / "two")]

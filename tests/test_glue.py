@@ -44,7 +44,7 @@ def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
     scores = [seed["accuracy"] for seed in told["columns"]["SST-2"]["seeds"]]
     assert len(scores) == 2
     text = (tmp_path / "out/table.md").read_text()
-    told = [float(mean) for mean in re.findall(r"([0-9.]+) ± ", text)]
+    told = [float(mean) for mean in re.findall(r"([0-9.]+) \(", text)]
     assert any(mean == pytest.approx(50 * sum(scores), abs=0.051) for mean in told)
     assert "of 2 tasks" in text
     assert "Missing from the average" in text
@@ -70,11 +70,11 @@ def test_rows_without_text_are_left_out_and_said(model: Path, tmp_path: Path) ->
 
 def test_samples_and_other_dev_sets_are_named() -> None:
     rows = {"QQP": {"split": "heldout", "sampled": True, "train": "train-sample.jsonl.gz", "metrics": ["f1"],
-                    "seeds": [{"f1": 0.8}]}}  # fmt: skip
+                    "seeds": [{"f1": 0.8}], "interval": [0.75, 0.85]}}  # fmt: skip
     text = table(rows, "tiny", "stable", 1)
     assert "Trained on a sample of the official training set: QQP (train-sample.jsonl.gz)" in text
     assert "Not measured on the official dev set as it is: QQP on heldout" in text
-    assert "| 80.0 |" in text
+    assert "| 80.0 (75.0 to 85.0) |" in text
 
 
 def test_what_is_no_task_is_refused(model: Path, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.serve.server import bound
 from bertworks.text.shards import Shards
 from bertworks.text.vocabulary import train_vocabulary
-from bertworks.training.budget import fit_steps
+from bertworks.training.budget import Measurement, fit_steps
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.recipe import load_recipe
 
@@ -72,7 +72,7 @@ NOT_TYPED = {  # why a template is not tested here
     "hf auth login (or set HF_TOKEN), with a token with write access": NETWORK,
     "hf auth login with a token with write access": NETWORK,
     "leave --precision out: GPUs use bf16": GPU,
-    "give a longer --budget, and --overwrite": "only a machine that is too slow says so; test_pretrain runs budgets",
+    "--budget {}s is the shortest; and --overwrite": "only a machine that is too slow says so; test_pretrain has one",
     "run the same command again: it resumes after the finished parts; fewer --workers need less memory":
         "test_shards: a killed worker, and the command again",
     "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",
@@ -85,13 +85,18 @@ NOT_TYPED = {  # why a template is not tested here
     "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
+    **dict.fromkeys(("--method frozen", "--method cosine", "another --model"), "test_baselines: what can help"),
+    "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt":
+        "test_first_hour: examples in the help",
 }  # fmt: skip
 
 FAST = ("--set", "epochs=1", "--set", "batch_size=8", "--set", "optimizer.learning_rate=2e-3", "--device", "cpu")
 
 
 NOT_TYPED |= {
-    text: NOT_ADVICE for text in templates() if text.startswith(("\n`{}` is {}, opset", "Every command has its own"))
+    text: NOT_ADVICE
+    for text in templates()
+    if text.startswith(("\n`{}` is {}, opset", "A command that uses a model", "((flan-|m|by)?t5"))
 }
 
 
@@ -646,7 +651,7 @@ def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
     texts = ["un bon film – café", "la fin était très drôle"]
 
     def predicted(name: str, option: list[str]) -> list[str]:
-        shell.works("predict", classifier, name, "-o", "out.csv", *option)
+        shell.works("predict", classifier, name, "-o", "out.csv", "--overwrite", *option)
         return [row["text"] for row in answers("out.csv")]
 
     Path("old.csv").write_bytes("\n".join(["text", *texts, ""]).encode("cp1252"))
@@ -676,7 +681,7 @@ def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
 @says("--header if so, else --no-header")
 def test_a_first_row_in_doubt(shell: Shell, model: Path) -> None:
     data = table("a.csv", ("Sad dogs", "The town"), *((f"{n} good films", f"no. {n} of men") for n in range(40)))
-    words = ["embed", model, data, "-o", "v.npy"]
+    words = ["embed", model, data, "-o", "v.npy", "--overwrite"]
     answer = shell.fails(*words)
     yes, no = re.findall(r"--[\w-]+", shell.shows(answer, "--header if so, else --no-header"))
     shell.works(*words, yes, "--text", "Sad dogs")
@@ -733,7 +738,7 @@ def test_one_word_per_row(shell: Shell, model: Path) -> None:
     options = shlex.split(shell.shows(answer, "--sentence-column {} --text {} --label {}").split("; or")[0])
     assert options[:2] == ["--sentence-column", "Sentence #"]
     found = learned(shell.works("check", data, "--model", model, *options))
-    assert found["rows"].startswith("11 in train, 1 in dev")
+    assert found["rows"].startswith("12 in train")
     assert "the/O film/B-work was/O good/O" in found["example"]
 
 
@@ -765,7 +770,7 @@ def test_a_column_that_divides_the_rows(shell: Shell, model: Path) -> None:
     assert about("divided")["labels"] == ["bad", "good"]
     option = re.findall(r"--label COLUMN", advice)[0].replace("COLUMN", "label").split()
     found = learned(shell.works("check", data, "--model", model, *option))
-    assert found["rows"].startswith("36 in train, 4 in dev")
+    assert found["rows"].startswith("40 in train")
 
 
 @says('write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN')
@@ -900,7 +905,7 @@ def test_few_rows_have_a_text(shell: Shell, model: Path) -> None:
     other, same = re.findall(r"--text(?: \w+)?", advice)
     assert "'body'" in learned(shell.works("check", data, "--model", model, other, "body"))["text"]
     found = learned(shell.works("check", data, "--model", model, *same.split()))
-    assert found["rows"].startswith("18 in train, 2 in dev")
+    assert found["rows"].startswith("20 in train")
 
 
 @says("name another column with --text; or this one, --text {}")
@@ -920,7 +925,7 @@ def test_a_large_row(shell: Shell, classifier: Path) -> None:
     for size, given, template in ((3000, ["--max-row-bytes", "2k"], "--max-row-bytes {}"),
                                   (5 << 18, ["--max-row-bytes", "1m"], "--max-row-bytes {}m")):  # fmt: skip
         data = table("a.csv", ("text",), ("a good film",), ("a film " + "x" * size,))
-        words = ["predict", classifier, data, "-o", "out.csv"]
+        words = ["predict", classifier, data, "-o", "out.csv", "--overwrite"]
         answer = shell.fails(*words, *given)
         shell.works(*words, *shell.shows(answer, template).split())
         assert [row["text"] for row in answers("out.csv")] == [row["text"] for row in answers(data)]
@@ -1004,6 +1009,16 @@ def test_no_row_has_a_text(shell: Shell) -> None:
     answer = shell.fails("evaluate", "task", classifier, data)
     shell.shows(answer, "name another file, or --text COLUMN")
     assert "5 rows" in shell.works("evaluate", "task", classifier, data, "--text", "body")
+
+
+@says("{}; or skip all rows without a label: --skip-unlabelled")
+def test_rows_without_a_label(shell: Shell, model: Path) -> None:
+    data = table("d.csv", ("text", "label"), *((f"a film {n}", ("pos", "neg", "")[n % 3]) for n in range(60)))
+    answer = shell.fails("check", data, "--model", model)
+    advice = shell.shows(answer, "{}; or skip all rows without a label: --skip-unlabelled")
+    answer = shell.works("check", data, "--model", model, advice.split()[-1])
+    assert "rows without a label, left out: 20" in answer
+    assert "--skip-unlabelled" in answer.split("next: ")[1]
 
 
 @says("--text {}")
@@ -1184,10 +1199,12 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
 
 @says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
       "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-      "bertworks fill . {}")  # fmt: skip
+      "bertworks fill . {}", 'see {}\nnext: bertworks fill {} "This is the [MASK]."')  # fmt: skip
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
-    shell.works(*words, "-o", "a run")
+    answer = shell.works(*words, "-o", "a run")
+    advice = shell.shows(answer, 'see {}\nnext: bertworks fill {} "This is the [MASK]."')
+    assert shell.types(advice).count("%") == 5
     before, recipe = weights("a run"), Path("a run/recipe.toml").read_text()
     Path("a run/recipe.toml").write_text(recipe.replace("num_steps = 3", "num_steps = 4"))
     answer = shell.fails(*words, "-o", "a run")
@@ -1291,7 +1308,7 @@ def test_documents(shell: Shell, model: Path) -> None:
     shell.shows(answer, "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out")
     shell.works("finetune", data, *words, "-o", "left out")
     sentences = data.read_text().strip().split("\n\n")
-    parts = ["\n\n".join(["-DOCSTART-\tO", *sentences[n : n + 4]]) for n in range(0, len(sentences), 4)]
+    parts = ["\n\n".join(["-DOCSTART-\tO", *sentences[n : n + 5]]) for n in range(0, len(sentences), 5)]
     data.write_text("\n\n".join(parts) + "\n")
     shell.works("finetune", data, *words, *context, "-o", "with documents")
     answer = shell.works("finetune", data, *words, "-o", "split")
@@ -1543,6 +1560,32 @@ def test_damaged_and_older_indexes(shell: Shell, model: Path) -> None:
     assert shell.works("search", "it's new", "a good film", "--ranking", "bm25") == found
 
 
+@says("bertworks index -o {} --compact stems them again", "; --text {} leaves the title out")
+def test_titles_and_stems_of_an_index(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = table(
+        "docs.csv",
+        ("headline", "the text"),
+        ("Old dogs", "good films of the whole town"),
+        ("", "men heard music last night"),
+    )
+    words = ["index", data, "--model", model, "-o"]
+    answer = shell.works(*words, "it's new", "--language", "english")
+    advice = (
+        shell.shows(answer, "; --text {} leaves the title out").removeprefix("; ").removesuffix(" leaves the title out")
+    )
+    shell.works(*words, "other", *shlex.split(advice))
+    search = ["search", "it's new", "dog", "--ranking", "bm25"]
+    found = shell.works(*search)
+    assert "Old dogs: good films" in found
+    assert "nothing found" in shell.works("search", "other", "dogs", "--ranking", "bm25")
+    with monkeypatch.context() as patch:
+        patch.setattr("bertworks.retrieval.ranking.metadata.version", lambda _: "3.0.0")
+        shell.works("index", "-o", "it's new", "--compact")
+    advice = shell.shows(shell.fails(*search), "bertworks index -o {} --compact stems them again")
+    shell.types(advice.removesuffix(" stems them again"))
+    assert shell.works(*search) == found
+
+
 @pytest.mark.skipif(not importlib.util.find_spec("faiss"), reason="faiss, an extra, is not installed")
 @says("bertworks index -o {} --approximate")
 def test_the_graph_of_an_index(shell: Shell, model: Path) -> None:
@@ -1556,7 +1599,7 @@ def test_the_graph_of_an_index(shell: Shell, model: Path) -> None:
       "; --precision int8 is available for inference")  # fmt: skip
 def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few, many = write_reviews(Path("few.csv"), 10), write_reviews(Path("many.csv"), 200, seed=1)
-    words = ["embed", model, few, "--text", "text", "-o", "v.npy"]
+    words = ["embed", model, few, "--text", "text", "-o", "v.npy", "--overwrite"]
     answer = shell.fails(*words, "--whitening", "whiten")
     shell.shows(answer, "--learn-from a file with more texts, or --whitening center")
     shell.works(*words, "--whitening", "whiten", "--learn-from", many)
@@ -1564,7 +1607,7 @@ def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytes
     shell.works(*words, "--whitening", "center")
     np.testing.assert_allclose(np.load("v.npy").mean(0), 0, atol=1e-5)
 
-    words = ["predict", classifier, few, "--probabilities", "-o", "p.csv"]
+    words = ["predict", classifier, few, "--probabilities", "-o", "p.csv", "--overwrite"]
     shell.works(*words, "--precision", "fp32")
     exact = answers("p.csv")
     if cpu_supports_int8():
@@ -1616,7 +1659,7 @@ def test_a_head_that_is_not_exported(shell: Shell, model: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@says("--threads 1, or --threads auto", "error: {}\n  hint: {} --help",
+@says("--threads 1, or --threads auto", "error: {}\n  hint: {}{} --help", "--model MODEL",
       "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")  # fmt: skip
 def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["fill", model, "the [MASK]"]
@@ -1625,8 +1668,10 @@ def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("BERTWORKS_THREADS", "")
         shell.works(*words, *re.search(r"--threads \w+", option)[0].split())  # type: ignore[index]
     answer = shell.fails(*words, "--conut", "3")
-    shell.shows(answer, "error: {}\n  hint: {} --help")
+    shell.shows(answer, "error: {}\n  hint: {}{} --help")
     assert "--count" in shell.types(answer.split("hint: ")[1])
+    shell.shows(shell.fails("fill", "--modle", model, "the [MASK]"), "--model MODEL")
+    assert shell.works("fill", "--model", model, "the [MASK]") == shell.works(*words)
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a fault")
@@ -1642,6 +1687,55 @@ def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyP
     assert "Traceback" in answer
     assert "RuntimeError: a fault" in answer
     assert shlex.split(command)[2:] == ["fill", "it's mine", "the [MASK]"]
+
+
+@says("{option} VALUE", "--set {}=VALUE")
+def test_options_of_other_programs(shell: Shell, model: Path) -> None:
+    data = write_reviews(Path("r.csv"), 40)
+    words = ["finetune", data, "--model", model, "--method", "full", "--validation", "split", "--device", "cpu"]
+    answer = shell.fails(*words, "--lr", "1e-3", "--epochs", "1", "-o", "out")
+    rate = shell.shows(answer, "{option} VALUE").partition("hint: ")[2].replace("VALUE", "1e-3").split()
+    answer = shell.fails(*words, *rate, "--warmup", "0.5", "--epochs", "1", "-o", "out")
+    warmup = shell.shows(answer, "--set {}=VALUE").replace("VALUE", "0.5").split()
+    shell.works(*words, *rate, *warmup, "--epochs", "1", "-o", "out")
+    recipe = tomllib.loads(Path("out/recipe.toml").read_text())
+    assert (recipe["epochs"], recipe["optimizer"]["learning_rate"], recipe["optimizer"]["warmup"]) == (1, 1e-3, 0.5)
+
+
+@says("-o ANOTHER-FILE keeps it; --overwrite replaces it")
+def test_an_output_that_exists(shell: Shell, classifier: Path) -> None:
+    data = table("a.csv", ("text",), ("a good film",))
+    words = ["predict", classifier, data, "-o", "mine.csv"]
+    Path("mine.csv").write_text("mine")
+    options = re.findall(
+        r"--?[\w-]+", shell.shows(shell.fails(*words), "-o ANOTHER-FILE keeps it; --overwrite replaces it")
+    )
+    assert Path("mine.csv").read_text() == "mine"
+    shell.works(*words[:3], options[0], "another.csv")
+    assert Path("mine.csv").read_text() == "mine"
+    shell.works(*words, options[-1])
+    assert Path("mine.csv").read_text() == Path("another.csv").read_text()
+
+
+@says("if this is a text: -t {}", 'name a file; or give a text: -t "A text"')
+def test_a_text_that_could_be_a_file(shell: Shell, classifier: Path) -> None:
+    answer = shell.fails("predict", classifier, "Wonderful")
+    option = shlex.split(shell.shows(answer, "if this is a text: -t {}").partition(": ")[2])
+    assert "Wonderful,neg" in shell.works("predict", classifier, *option).replace("pos", "neg")
+    answer = shell.fails("predict", classifier)
+    option = shlex.split(shell.shows(answer, 'name a file; or give a text: -t "A text"').partition("text: ")[2])
+    assert "A text,neg" in shell.works("predict", classifier, *option).replace("pos", "neg")
+
+
+@says("{}, after {} (--text-column {}: without)")
+def test_titles_of_a_table(shell: Shell) -> None:
+    table("a.csv", ("title", "body"), *((f"The town {n}", SENTENCE) for n in range(12)))
+    words = ["vocab", "a.csv", "--size", "100", "--workers", "1", "-o"]
+    answer = shell.works(*words, "with")
+    assert f"12 documents, {12 * len(SENTENCE) + sum(len(f'The town {n} ') for n in range(12)):,} characters" in answer
+    option = re.search(r"--text-column \w+", shell.shows(answer, "{}, after {} (--text-column {}: without)"))
+    assert option is not None
+    assert f"12 documents, {12 * len(SENTENCE):,} characters" in shell.works(*words, "without", *option[0].split())
 
 
 @says("--port 0")
@@ -1752,6 +1846,24 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
     pytest.fail("smaller batches do not help")
 
 
+@says("{}. Use --budget {}m, for {} steps{}", "; or leave out --recipe: a smaller model is then chosen for the time")
+def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(recipe: Any, *_: object) -> Measurement:
+        """On a machine where a step takes as long as the model is large."""
+        seconds = 1e-6 * recipe.encoder.num_parameters()
+        return Measurement([seconds] * len(recipe.train.phases), 1 << 30)
+
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", measured)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
+    words = ["pretrain", text, "-o", "out", "--estimate"]
+    answer = shell.works(*words, "--recipe", "bert-base", "--budget", "20m")
+    advice = shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
+    shell.shows(answer, "; or leave out --recipe: a smaller model is then chosen for the time")
+    longer = re.search(r"--budget \d+m", advice)[0].split()  # type: ignore[index]
+    assert "too few" not in shell.works(*words, "--recipe", "bert-base", *longer)
+    assert "too few" not in shell.works(*words, "--budget", "20m")
+
+
 def extras() -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return dict(project["optional-dependencies"])
@@ -1792,3 +1904,36 @@ def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest
     assert options is not None
     shell.works(*words, *options[0].split())
     assert load_recipe("OTHER/recipe.toml").optimizer.learning_rate == float(options[1]) == 3.3e-4
+
+
+# Methods
+
+
+@says("use --method {}")
+def test_a_method_that_is_not_for_the_task(shell: Shell, model: Path) -> None:
+    rows = [(f"a {label} film {n}", label) for n in range(12) for label in ("good", "bad")]
+    data = table("answers.csv", ("text", "label"), *rows)
+    command = ("finetune", data, "--model", model, *FAST)
+    advice = shell.shows(shell.fails(*command, "--method", "cosine", "-o", "out"), "use --method {}")
+    for method in advice.removeprefix("use --method ").split(" or "):
+        shell.works(*command, "--method", method, "-o", method)
+        assert about(method)["labels"] == ["bad", "good"]
+
+
+@says("leave --recipe out")
+def test_a_method_without_an_lstm(shell: Shell, model: Path) -> None:
+    Path("names.conll").write_text("the O\nfilm B-work\n\n" * 12)
+    command = ("finetune", "names.conll", "--model", model, "--method", "frozen")
+    shell.shows(shell.fails(*command, "--recipe", "feature_based", "-o", "out"), "leave --recipe out")
+    shell.works(*command, "-o", "out")
+    assert about("out")["task"] == "tagging"
+
+
+@says("export only the hidden states: --encoder")
+def test_an_export_of_two_vectors(shell: Shell, model: Path) -> None:
+    rows = [(f"a good film {n}", "a film" if n % 2 else "a town", n % 2) for n in range(24)]
+    data = table("pairs.csv", ("sentence1", "sentence2", "label"), *rows)
+    shell.works("finetune", data, "--model", model, "--method", "frozen", "--task", "classification", "-o", "pairs")
+    advice = shell.shows(shell.fails("export", "pairs", "-o", "out"), "export only the hidden states: --encoder")
+    shell.works("export", "pairs", "-o", "out", *re.findall("--encoder", advice))
+    assert (Path("out") / "model.onnx").exists()

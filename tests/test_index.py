@@ -71,6 +71,8 @@ def test_words_and_both(index: Index):
     assert index.search("sad dogs")[0] == {
         "id": "b",
         "score": pytest.approx(2 / 61),
+        "cosine": pytest.approx(1, abs=1e-5),
+        "title": "",
         "text": "sad dogs",
         "fields": {"n": 1},
     }
@@ -166,7 +168,8 @@ def test_an_open_index_outlives_a_compaction(index: Index):
 def test_half_a_character(index: Index):
     index.add(["music \ud83d"], ids=["\ud83d"])
     assert index.search("music", 2, ranking="bm25")[0] == {
-        "id": "\ud83d", "score": pytest.approx(1.2, abs=1), "text": "music \ud83d", "fields": {}
+        "id": "\ud83d", "score": pytest.approx(1.2, abs=1), "cosine": None, "title": "", "text": "music \ud83d",
+        "fields": {},
     }  # fmt: skip
     assert index.delete(["\ud83d"]) == 1
 

@@ -2,13 +2,30 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm
 
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
-from bertworks.metrics.intervals import RowSums, bootstrap_interval, paired_difference, wilson_interval
-from bertworks.runs.task_metrics import METRICS, compute_metrics, row_sums
+from bertworks.metrics.intervals import (
+    Interval,
+    RowSums,
+    bootstrap_interval,
+    interval_of_mean,
+    paired_difference,
+    resampled,
+    wilson_interval,
+)
+from bertworks.runs.task_metrics import (
+    METRICS,
+    bounded,
+    compute_metrics,
+    format_metrics,
+    groups_of,
+    interval_of,
+    row_sums,
+)
+from bertworks.runs.trials import interval_of_trials, summary, table
 
 
 def mean_of(values: np.ndarray) -> RowSums:
@@ -106,3 +123,74 @@ def test_sums_over_rows_give_each_metric(task: str, metric: str) -> None:
 def test_a_metric_of_another_task() -> None:
     with pytest.raises(UsageError, match="is not a metric of choice"):
         row_sums(*some_rows("choice", np.random.default_rng(4)), "pearson")
+
+
+def test_the_interval_of_a_mean_covers_the_truth_over_rows_and_seeds() -> None:
+    """Trainings on 60 rows that they share: the spread of their scores says nothing of the rows."""
+    rng, inside, alone, rows_alone = np.random.default_rng(5), 0, 0, 0
+    for _ in range(100):
+        hard = rng.normal(0, 1, 60)
+        seeds = [(hard + rng.normal(0.8 + rng.normal(0, 0.1), 0.5, 60) > 0).astype(np.float64) for _ in range(8)]
+        scores, samples = [float(s.mean()) for s in seeds], [resampled(mean_of(s)) for s in seeds]
+        truth = norm.cdf(0.8 / np.sqrt(1 + 0.25 + 0.01))
+        low, high = interval_of_mean(scores, samples)
+        inside += low <= truth <= high
+        margin = 2.365 * np.std(scores, ddof=1) / np.sqrt(8)
+        alone += abs(np.mean(scores) - truth) <= margin
+        one = interval_of_mean(scores[:1], samples[:1])
+        rows_alone += one == bootstrap_interval(mean_of(seeds[0]))
+    assert inside >= 0.9 * 100
+    assert alone < 0.75 * 100
+    assert rows_alone == 100
+
+
+def test_trials_stay_within_their_bounds() -> None:
+    """Three seeds on six rows: 90, 90 and 100 %."""
+    trials = [
+        {"setting": "", "seed": n, "score": score, "metric": "accuracy", "rows": 10}
+        for n, score in enumerate([0.9, 0.9, 1.0])
+    ]
+    samples = [resampled(mean_of(np.array([1.0] * 9 + [score > 0.9]))) for score in (0.9, 0.9, 1.0)]
+    low, high = interval_of_trials(trials, samples)
+    assert 0.5 < low < 0.9 < 0.95 < high <= 1
+    (row,) = summary(trials, samples)
+    assert row["interval"] == (low, high)
+    assert table("accuracy", [row]).startswith(
+        f"all: accuracy 93.3% ({100 * low:.1f} to 100.0%), deviation 5.8%; 90.0%, "
+    )
+    perfect = [trial | {"score": 1.0} for trial in trials]
+    assert interval_of_trials(perfect, [np.ones(1000)] * 3) == pytest.approx(wilson_interval(10, 10))
+    folds = [{**trial, "seed": 0} for trial in perfect]  # all rows of three folds
+    assert interval_of_trials(folds, [np.ones(1000)] * 3) == pytest.approx(wilson_interval(30, 30))
+
+
+@pytest.mark.parametrize("task", METRICS)
+def test_intervals_are_within_bounds_and_hold_the_figure(task: str) -> None:
+    for seed, count in ((0, 40), (1, 3)):
+        d, items, answers = some_rows(task, np.random.default_rng(seed))
+        items, answers = items[:count], answers[:count]
+        figures = compute_metrics(d, items, answers)
+        for metric in METRICS[task]:
+            low, high = interval_of(d, items, answers, metric)
+            assert -1 <= low <= figures[metric] + 1e-9
+            assert figures[metric] - 1e-9 <= high <= 1
+            assert low < high, "few rows that are all right say little"
+
+
+def test_independent_fractions_have_the_interval_of_wilson() -> None:
+    d = TaskConfig(task="classification", labels=("no", "yes"))
+    items = [Item(("x",), "yes", f"row {n}") for n in range(20)]
+    answers = [{"label": "yes" if n < 17 else "no"} for n in range(20)]
+    assert interval_of(d, items, answers, "accuracy") == pytest.approx(wilson_interval(17, 20))
+    kept = [item._replace(document=f"{n // 2}") for n, item in enumerate(items)]
+    assert interval_of(d, kept, answers, "accuracy") != pytest.approx(wilson_interval(17, 20))
+    assert len(set(groups_of(d, kept))) == 10
+    assert len(set(groups_of(d, kept[:18]))) == 18  # nine documents show too little
+
+
+def test_correlations_are_no_shares() -> None:
+    assert bounded(Interval(-1.2, 0.9), 0.5, 10, "pearson") == (-1, 0.9)
+    assert bounded(Interval(-1.2, 0.9), 0.5, 10, "f1") == (0, 0.9)
+    assert bounded(Interval(1, 1), 1.0, 5, "pearson").low == pytest.approx(2 * wilson_interval(5, 5).low - 1)
+    text = format_metrics({"pearson": 0.5, "accuracy": 0.5}, {"pearson": (0.4, 0.6), "accuracy": (0.4, 0.6)})
+    assert text == "accuracy 50.0% (40.0 to 60.0%), Pearson 0.500 (0.400 to 0.600)"

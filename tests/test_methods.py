@@ -19,11 +19,11 @@ from bertworks.inference.decoding import softmax
 from bertworks.inference.embed import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
-from bertworks.runs.cross_validation import choose_method
 from bertworks.runs.data_splits import EVALUATED, PARTS, read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.training.linear_head import PRIOR_DEVIATION, fit_linear_head
+from bertworks.runs.validation import choose_method
+from bertworks.training.linear_head import SEQUENCE_DEVIATION, fit_linear_head
 from bertworks.training.task_heads import Classification, MultiLabel, Regression
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
@@ -39,7 +39,7 @@ def run(data: Path, output: Path, model: Path, **options: Any) -> tuple[Event, l
 def logistic(x: np.ndarray, labels: list[str]) -> Callable[[np.ndarray], np.ndarray]:
     """The probabilities of scikit-learn's logistic regression with the same prior."""
     scaler = StandardScaler().fit(x)
-    fitted = LogisticRegression(C=PRIOR_DEVIATION**2 / x.shape[1], max_iter=1000, tol=1e-8)
+    fitted = LogisticRegression(C=SEQUENCE_DEVIATION**2 / x.shape[1], max_iter=1000, tol=1e-8)
     fitted.fit(scaler.transform(x), labels)
     return lambda new: fitted.predict_proba(scaler.transform(new))
 
@@ -52,22 +52,23 @@ def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(model: Path,
     data = write_reviews(tmp_path / "reviews.csv")
     done, _ = run(data, tmp_path / "out", model, method="frozen")
     assert done.fields["method"] == "frozen"
-    rows = read_data(data).train
+    rows = read_data(data, validation="folds").train
     texts, labels = [item.texts[0] for item in rows], [item.label for item in rows]
     new = [*texts[:7], "the film was good", "a bad plot"]
     expected = logistic(vectors_of(model, texts), labels)(vectors_of(model, new))
     answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(new, probabilities=True)
     found = np.array([[answer["scores"][name] for name in sorted(set(labels))] for answer in answers])
-    assert found == pytest.approx(expected, abs=2e-4)
+    temperature = ModelFolder(tmp_path / "out").task_config.temperature
+    assert found == pytest.approx(softmax(np.log(expected) / temperature), abs=2e-4)
 
 
-def test_pairs_have_both_vectors_their_difference_product_and_cosine(model: Path, tmp_path: Path) -> None:
+def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(model: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pairs.tsv")
     run(data, tmp_path / "out", model, method="frozen")
-    rows = read_data(data).train
+    rows = read_data(data, validation="folds").train
     sides = [vectors_of(model, [item.texts[n] for item in rows]) for n in (0, 1)]
     u, v = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
-    x = np.concatenate([u, v, abs(u - v), u * v, (u * v).sum(1, keepdims=True)], 1)
+    x = np.concatenate([abs(u - v), u * v, (u * v).sum(1, keepdims=True)], 1)
     scaler = StandardScaler().fit(x)
     fitted = RidgeCV(alphas=np.logspace(-1, 5, 25)).fit(scaler.transform(x), [item.label for item in rows])
     answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict([item.texts for item in rows[:20]])
@@ -168,7 +169,7 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
             yield from ()
             return made[one.method]
 
-        patch.setattr("bertworks.runs.cross_validation._validate", validate)
+        patch.setattr("bertworks.runs.validation._validate", validate)
         stream = choose_method(job, tmp_path)
         try:
             while True:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, write_task_model
 
+import bertworks
 from bertworks.inference.explain import MAPS
 from bertworks.retrieval.index import Index
 from bertworks.serve.application import PAGE
@@ -165,7 +166,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda line: line.type == "error" and faults.append(line.text))
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: faults.append(dialog.message))
-        page.on("request", lambda request: request.url.startswith(url) or faults.append(request.url))
+        page.on("request", lambda request: request.url.startswith(url.partition("#")[0]) or faults.append(request.url))
         page.goto(url)
         page.wait_for_selector(ready)
         return page
@@ -234,6 +235,7 @@ def test_only_what_the_model_offers_is_shown(
 
 def test_blanks_are_filled(at: Callable[[str], str], visit: Callable[..., Any]):
     page = visit(at("tiny"))
+    page.click("#fill-tab")
     page.fill("#fill-text", "🎉 the  was")
     page.evaluate("document.getElementById('fill-text').setSelectionRange(7, 7)")
     page.click("#insert")
@@ -344,6 +346,89 @@ def test_documents_are_found(at: Callable[[str], str], visit: Callable[..., Any]
     hits = said(page, "search", query="music in Kyoto", ranking=ranking)
     assert hits[0]["text"] == DOCUMENTS[2] or ranking == "dense"
     assert texts(page, "#search .hits p:first-child") == [hit["text"] for hit in hits]
+    figures = texts(page, "#search .hits .quiet")
+    for figure, one in zip(figures, hits, strict=True):
+        beside = [] if ranking != "hybrid" else [f"cosine {one['cosine']:.3f}"]
+        assert figure.split(" · ")[: 2 + len(beside)] == [one["id"], f"{one['score']:.3f}", *beside]
+
+
+TITLED = [
+    {
+        "title": "Old dogs",
+        "text": f"Old dogs 🎉 {'the men and ' * 60}the dogs in Oslo heard{' music' * 80} .",
+        "year": 1901,
+    },
+    {"title": ATTACK, "text": f"{ATTACK} {MARKUP} the dog", "year": 1902},
+    {"title": "", "text": "𠮷野家 の dogs", "year": 1903},
+    {"title": "Towns", "text": "東京都に住む" * 90 + "dogs" + "山" * 200, "year": 1904},
+]
+
+
+@pytest.fixture(scope="module")
+def titled(serve: Serve, model: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where documents with titles are served, with English stems."""
+    folder = tmp_path_factory.mktemp("titled") / "i"
+    index = Index.create(folder, model, language="english")
+    fields = [{name: value for name, value in row.items() if name != "text"} for row in TITLED]
+    index.add([row["text"] for row in TITLED], fields=fields)
+    return serve(model, index=str(folder))["url"]
+
+
+@pytest.mark.parametrize("width", [1000, 390])
+def test_documents_show_titles_and_snippets_with_the_words_that_were_found(
+    titled: str, visit: Callable[..., Any], width: int
+):
+    page = visit(titled, width=width)
+    assert page.locator("[role=tabpanel]:visible").get_attribute("id") == "search"
+    page.select_option("#search-ranking", "bm25")
+    ask(page, "search", query="the dogs of Oslo")
+    hits = said(page, "search", query="the dogs of Oslo", ranking="bm25", matches=True)
+    assert {hit["title"] for hit in hits} == {row["title"] for row in TITLED}
+    for line, hit in zip(page.locator(".hits > li").all(), hits, strict=True):
+        title, text = hit["title"], hit["text"]
+        first = len(title) if text.startswith(title) else 0
+        rest = text[first:]
+        assert line.locator("h3").all_text_contents() == ([title] if title else [])
+        assert line.evaluate("e => e.firstChild.tagName") == ("H3" if title else "P")
+        shown = line.locator("p").first.text_content()
+        assert shown.removeprefix("… ").removesuffix(" …") in rest
+        assert len(shown) <= 1.25 * 320 + 4
+        assert "dog" in shown
+        assert line.locator("details").count() == (len(rest) > 1.25 * 320)
+        assert {mark.lower() for mark in line.locator("mark").all_text_contents()} <= {"dogs", "dog", "oslo"}
+        assert line.locator("> p mark").count()
+        if line.locator("details").count():
+            assert line.locator("details p").text_content() == rest
+            found = [text[a:b] for a, b in hit["matches"] if a >= first]
+            assert line.locator("details mark").all_text_contents() == found
+            line.locator("summary").focus()
+            page.keyboard.press("Enter")
+            assert line.locator("details p").is_visible()
+        assert hit["title"] == "" or f"title: {title}" not in line.text_content()
+        assert f"year: {hit['fields']['year']}" in line.text_content()
+    assert "Oslo" in page.locator(".hits > li", has_text="Old dogs").locator("> p").first.text_content()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert [(text, value) for value, text in page.evaluate(CONTRASTS) if value < 4.5] == []
+
+
+def test_the_page_of_an_index_opens_on_search(titled: str, at: Callable[[str], str], visit: Callable[..., Any]):
+    for url, opened in [(titled, "search"), (f"{titled}#fill", "fill"), (f"{titled}#nowhere", "search")]:
+        assert visit(url).get_by_role("tab", selected=True).text_content() == NAMES[opened]
+    assert visit(at("pairs")).get_by_role("tab", selected=True).text_content() == NAMES["predict"]
+
+
+def test_an_explanation_lists_all_labels_with_bars(
+    serve: Serve, model: Path, tmp_path: Path, visit: Callable[..., Any]
+):
+    labels = [f"label {n}" for n in range(12)]
+    page = visit(serve(write_task_model(model, tmp_path / "m", "classification", labels))["url"])
+    ask(page, "explain", text=TEXT)
+    answer = bertworks.explain(tmp_path / "m", TEXT).answer
+    shown = page.locator("#explain .bars li").evaluate_all(
+        "all => all.map(e => [e.firstChild.textContent, +e.style.getPropertyValue('--share')])"
+    )
+    assert [(name, f"{share:.1%}") for name, share in shown] == list(answer)
+    assert {name for name, _ in shown} == set(labels)
 
 
 @pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa", "choice"])
@@ -397,11 +482,11 @@ def visible_focus(page: Any) -> bool:
 def test_everything_is_reached_by_keyboard(at: Callable[[str], str], visit: Callable[..., Any]):
     page = visit(at("tiny"))
     page.keyboard.press("Tab")
-    assert focused(page) == "fill-tab"
+    assert focused(page) == "search-tab"
     assert visible_focus(page)
-    for key, name in [("ArrowRight", "similarity"), ("ArrowRight", "search"), ("ArrowRight", "explain"),
-                      ("ArrowRight", "fill"), ("ArrowLeft", "explain"), ("Home", "fill"), ("End", "explain"),
-                      ("Home", "fill")]:  # fmt: skip
+    for key, name in [("Home", "fill"), ("ArrowRight", "similarity"), ("ArrowRight", "search"),
+                      ("ArrowRight", "explain"), ("ArrowRight", "fill"), ("ArrowLeft", "explain"), ("Home", "fill"),
+                      ("End", "explain"), ("Home", "fill")]:  # fmt: skip
         page.keyboard.press(key)
         assert focused(page) == f"{name}-tab"
         assert visible_focus(page)
@@ -572,6 +657,7 @@ def test_a_question_can_be_seen_and_a_newer_one_wins(at: Callable[[str], str], v
     page = visit(at("tiny"))
     held: list[Any] = []
     page.route("**/fill", lambda route: route.continue_() if held else held.append(route))
+    page.click("#fill-tab")
     page.fill("#fill-text", "the [MASK] was")
     page.click("#fill form button:not([type])")
     page.wait_for_selector("#fill[aria-busy=true]")

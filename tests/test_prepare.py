@@ -61,9 +61,16 @@ def test_packed_text_is_more_than_its_bytes(tmp_path):
     assert estimate_tokens(CorpusReader([tmp_path / "text.txt.gz"])) == pytest.approx(2.8 * plain, rel=0.01)
 
 
-@pytest.mark.parametrize(("budget", "seconds"), [("10s", 10), ("1h30m", 5400), ("1.5h", 5400), ("2D", 172_800)])
+@pytest.mark.parametrize(("budget", "seconds"), [("20s", 20), ("1h30m", 5400), ("1.5h", 5400), ("2D", 172_800)])
 def test_budgets(budget: str, seconds: float):
     assert seconds_of(budget) == seconds
+
+
+@pytest.mark.parametrize("budget", ["10s", "19.9s", "0m", "", "5", "1h 30m", "-1h", "1y", "1e9d", "99999d"])
+def test_no_budgets(budget: str):
+    with pytest.raises(UsageError, match="is not a budget") as error:
+        seconds_of(budget)
+    assert "a time of 20 s or more" in str(error.value)
 
 
 def test_what_is_written_does_not_become_text(tmp_path):

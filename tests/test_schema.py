@@ -477,7 +477,7 @@ KNOWN = Schema(task="classification", text=("text",), label=("label",), labels=(
          "the label 'b' is not known"),
         (MULTILABEL, {"text": "x", "label": "a;b"}, "holds 'a;b'"),
         (REGRESSION, {"text": "a", "label": "four"}, "holds 'four'"),
-        (REGRESSION, {"text": "a", "label": "nan"}, "holds 'nan'"),
+        (REGRESSION, {"text": "a", "label": "nan"}, "is missing"),
         (REGRESSION, {"text": "a", "label": True}, "holds True"),
         (REGRESSION, {"text": "a", "label": None}, "is missing"),
         (TAGGING, {"text": ["a", "b"], "label": ["O"]},

@@ -139,6 +139,13 @@ def test_documents_are_found(words: Local):
     found = words.post("/search", {"query": "sad dogs", "k": 2}).json()
     assert (found[0]["id"], found[0]["fields"], len(found)) == ("b", {"n": 1}, 2)
     assert words.post("/search", {"query": "Oslo", "ranking": "bm25"}).json()[0]["id"] == "c"
+    dense = words.post("/search", {"query": "sad dogs", "ranking": "dense"}).json()
+    cosines = {one["id"]: one["score"] for one in dense}
+    assert [one["cosine"] for one in found] == pytest.approx([cosines[one["id"]] for one in found], abs=1e-5)
+    assert "matches" not in found[0]
+    (found,) = words.post("/search", {"query": "Oslo", "ranking": "bm25", "matches": True}).json()
+    assert [found["text"][start:end] for start, end in found["matches"]] == ["Oslo"]
+    assert (found["cosine"], found["title"]) == (None, "")
     assert words.send("GET", "/info").json()["index"]["documents"] == 4
     assert words.post("/search", {"query": "Oslo", "rerank": True}).status_code == 422
 

@@ -47,7 +47,8 @@ def tagger(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(data: Path, output: Path, model: Path, *, overrides: tuple[str, ...] = FAST) -> Event:
-    *_, last = finetune_events(output, make_finetune_request(data, model=model, overrides=overrides), device="cpu")
+    request = make_finetune_request(data, model=model, overrides=overrides, method="full", validation="split")
+    *_, last = finetune_events(output, request, device="cpu")
     return last
 
 

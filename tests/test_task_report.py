@@ -13,7 +13,7 @@ from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.schema import TaskType
 from bertworks.reports import svg
-from bertworks.runs.report import write_task_report
+from bertworks.runs.report import write_task_report, write_trials_report
 from bertworks.training.recipe import load_finetune_recipe
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</pre></td>"
@@ -70,6 +70,16 @@ def result(**fields: Any) -> dict[str, Any]:
         "confusion": {"labels": ["neg", "pos"], "counts": [[30, 20], [0, 50]]}, "points": [],
         "mistakes": 20, "frequent": "'neg' taken for 'pos' (20)", "worst": [worst],
     } | fields  # fmt: skip
+
+
+def comparison(verdict: str = "") -> dict[str, Any]:
+    """The model has 80 of 100, the best simple method 75."""
+    methods = [
+        {"method": name, "score": score, "interval": (score - 0.1, score + 0.1), "difference": 0.8 - score,
+         "difference_interval": (0.7 - score, 0.9 - score)}
+        for name, score in (("fine-tuned", 0.8), ("most frequent label", 0.5), ("bag of words", 0.75))
+    ]  # fmt: skip
+    return {"metric": "accuracy", "methods": methods, "best": 1, "verdict": verdict}
 
 
 def page_of(
@@ -174,3 +184,48 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     assert page_of(folder, result()) == page_of(folder, result())
+
+
+def test_the_headline_is_the_score_with_its_interval_and_the_best_simple_method(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    page = page_of(folder, result(baselines=comparison(f"worse {ATTACK}")))
+    nesting(page)
+    headline = "Accuracy on dev 80.0% (70.0 to 90.0); bag of words 75.0% (65.0 to 85.0)"
+    assert f'<p class="headline">{headline}</p>\n<p class="warning">worse &lt;script&gt;' in page.replace(
+        "</p><p", "</p>\n<p"
+    )
+    assert ATTACK not in page
+    assert page.index("headline") < page.index("Beside simple methods") < page.index("<figcaption>Loss")
+    assert "+5.0 (-5.0 to +15.0)" in page
+    assert '<p class="warning">' not in page_of(folder, result(baselines=comparison()))
+
+
+def test_the_recipe_is_folded(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path), result())
+    (recipe,) = re.findall("<details><summary>Recipe</summary><pre>(.*?)</pre></details>", page, re.DOTALL)
+    assert "epochs" in recipe
+
+
+def test_an_interval_is_drawn_where_its_numbers_are(tmp_path: Path) -> None:
+    """Dots and ends of lines are a linear function of the numbers, and inside the picture."""
+    bars = [("a", 0.5, (0.25, 0.75)), ("b", 0.75, (0.5, 1.0))]
+    picture = ElementTree.fromstring(svg.intervals("Scores", bars, svg.percent))
+    dots = [float(dot.get("cx", "")) for dot in picture.iter("circle")]
+    lines = [line for line in picture.iter("line") if line.get("class") == "path"]
+    ends = [(float(line.get("x1", "")), float(line.get("x2", ""))) for line in lines]
+    assert dots == [pytest.approx(sum(pair) / 2, abs=0.1) for pair in ends]
+    assert ends[0][1] == pytest.approx(dots[1], abs=0.1)
+    assert ends[1][0] == pytest.approx(dots[0], abs=0.1)
+    assert svg.LEFT <= ends[0][0] < ends[1][1] <= svg.WIDTH - svg.RIGHT + 0.1
+    assert svg.intervals("One", [("a", 0.5, (0.5, 0.5))], svg.plain)  # no width
+
+
+def test_many_fine_tunings_have_one_page(tmp_path: Path) -> None:
+    done = [{"folder": f"seed-{n}", "metric": "accuracy", "seconds": 60.0, "baselines": comparison()} for n in range(3)]
+    page = write_trials_report(tmp_path, done, f"all: {ATTACK}").read_text()
+    nesting(page)
+    assert ATTACK not in page
+    for n in range(3):
+        assert f'<td class="quiet">seed-{n}</td>' in page
+    assert page.count("bag of words 75.0% (65.0 to 85.0)") == page.count("60 s") == 3
+    assert page.count("<circle") == 3

@@ -202,11 +202,11 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
             absurd size.
     """
     kind = _kind(settings) if isinstance(settings, Mapping) else None
-    if kind not in [*FAMILIES, OWN_TYPE]:
-        there = f"model_type is {kind!r:.60}" if kind is not None else "there is no model_type"
+    if (name := _family_name(kind)) not in FAMILIES:
+        there = f"models of the family {kind!r:.60} are not supported yet" if kind else "there is no model_type"
         hint = 'choose a folder with such a "model_type" in its config.json (for files of Google add "bert")'
         raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
-    family = FAMILIES["bert" if kind == OWN_TYPE else kind]
+    family = FAMILIES[name]
     for name, value in family.required.items():
         if settings.get(name, value) != value:
             what = f"{name} is {settings[name]!r:.60}: only {value!r} is supported for {family.default.family}"
@@ -225,7 +225,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
 def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
     """What a config.json says beyond what an EncoderConfig and a head do, to be written again; and the names of what is
     left out. head: whether there is one whose labels are given elsewhere."""
-    family = FAMILIES.get(str(_kind(settings)), FAMILIES["bert"])
+    family = FAMILIES.get(_family_name(_kind(settings)), FAMILIES["bert"])
     ours = {*family.settings, "model_type", "architectures"}
     ours |= {"pad_token_id", "is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
     kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
@@ -237,6 +237,15 @@ def _kind(settings: Mapping[str, Any]) -> Any:
     named = settings.get("architectures")
     old = isinstance(named, list) and all(re.match("Bert(For|Model)", str(name)) for name in named) and named
     return settings.get("model_type", "bert" if old else None)
+
+
+def own_type(family: str) -> str:
+    """The model_type of a network on a body of this family that transformers does not have."""
+    return OWN_TYPE if family == "bert" else f"{OWN_TYPE}-{family}"
+
+
+def _family_name(kind: Any) -> str:
+    return "bert" if kind == OWN_TYPE else str(kind).removeprefix(f"{OWN_TYPE}-")
 
 
 def _is_buffer(name: str, family: Family) -> bool:

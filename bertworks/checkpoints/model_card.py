@@ -4,7 +4,7 @@
 - `pretraining_card`: the card of a pre-trained model
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
 
@@ -23,7 +23,7 @@ def render_card(title: str, text: str, sections: Mapping[str, str], *, hub: Mapp
     return "\n\n".join(parts) + "\n"
 
 
-def render_table(heads: tuple[str, ...], rows: Mapping[str, object]) -> str:
+def render_table(heads: Sequence[str], rows: Mapping[str, object]) -> str:
     """A Markdown table. rows: the first cell, and the others: a value, or a tuple of values."""
     lines = [heads, ["---"] * len(heads)]
     lines += [(name, *(value if isinstance(value, tuple) else (value,))) for name, value in rows.items()]

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
+from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface, own_type
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
-from bertworks.config import Settings, Size, SizeOrZero, build
+from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError, as_path, quoted
@@ -53,7 +53,7 @@ class TaskConfig(Settings):
     document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
     text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
-    threshold: see `inference.decoding`.
+    threshold, temperature: see `inference.decoding`.
     vectors: what of a sequence is classified, see `training.task_heads`.
     bare_types: see `Schema`.
     """
@@ -74,6 +74,7 @@ class TaskConfig(Settings):
     lstm_units: SizeOrZero = 0
     threshold: float | None = None
     vectors: SentenceVectors = "pooler"
+    temperature: AboveZero = 1.0
     bare_types: bool = False
 
     @property
@@ -118,7 +119,7 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
 def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, Any]:
     """The settings of the head in config.json; its own model_type if transformers has no such network."""
     task = description.task
-    own = {"architectures": [_OWN_CLASS], "model_type": OWN_TYPE} if description.is_own else {}
+    own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)} if description.is_own else {}
     labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
     return {
         "architectures": [FAMILIES[family].tasks[task]],

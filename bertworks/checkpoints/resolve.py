@@ -39,6 +39,15 @@ _HUB_IDS = {  # names without an owner: Google's models are known by them since 
     _MINILM: "sentence-transformers/all-MiniLM-L6-v2",
     **{name: f"google-bert/{name}" for name in _GOOGLE},
 }
+_OWNERS = {  # of other models that are known by a name alone
+    "roberta": "FacebookAI", "gpt2": "openai-community", "distilbert": "distilbert", "distilroberta": "distilbert",
+    "distilgpt2": "distilbert",
+}  # fmt: skip
+_UNSUPPORTED = re.compile(  # names of well-known models of other families
+    "((flan-|m|by)?t5|m?bart|albert|big-?bird|bloom|camembert|convbert|deberta|electra|ernie|falcon|flaubert|funnel|gemma"
+    "|gpt-?(neox?|j)|llama|longformer|mistral|mobilebert|modernbert|mpnet|opt|pegasus|phi|qwen|reformer|roformer"
+    "|squeezebert|xlm(-roberta)?|xlnet)(?![a-z])"
+)
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
 
 
@@ -164,6 +173,10 @@ def _nothing_there(name: str, folder: Path) -> BertworksError:
         return BertworksError("this is a file, not a model folder", where=name, hint=hint)
     neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
     near = [str(folder.parent / found) for found in difflib.get_close_matches(folder.name, neighbours, 2)]
-    near += difflib.get_close_matches(name, _HUB_IDS, 1)
+    if (other := _UNSUPPORTED.match(name.lower().replace("_", "-"))) and not near:
+        hint = f"choose a model of the family bert, roberta, distilbert or gpt2; or type {_MINILM}"
+        return BertworksError(f"models of the family {other[0]} are not supported yet", where=name, hint=hint)
+    owner = _OWNERS.get(name.partition("-")[0])
+    near += [] if other else [f"{owner}/{name}"] if owner else difflib.get_close_matches(name, _HUB_IDS, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"make one with `bertworks pretrain`, or type {_MINILM}"
     return BertworksError("no such model folder", where=name, hint=meant)

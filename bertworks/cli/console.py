@@ -69,25 +69,47 @@ class RawText:
     """How raw text is read.
 
     Args:
-        text_column: Column or JSON field of the text. Unset: inferred and printed.
-        documents: Where a document of a .txt file ends: at a blank line, or at the end of the file.
+        text_column: Column or JSON field of the text. Unset: inferred and printed; a title is put before its text.
+        documents: Where a document of a .txt file ends: at a blank line; at a blank line, but not after a title; or at
+            the end of the file.
         encoding: Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.
     """
 
     text_column: str | None = None
-    documents: Literal["auto", "blank_line", "file"] = "auto"
+    documents: Literal["auto", "blank_line", "title", "file"] = "auto"
     encoding: str | None = None
 
 
 Raw = Annotated[RawText, Parameter("*")]  # each of its fields is an option
 Read = Annotated[ReadOptions, Parameter("*")]
 Settings = Annotated[Repeatable, Parameter("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The fields of a fine-tuning recipe that are set most often.
+
+    Args:
+        epochs: Passes over the training data. Unset: the recipe's, else more for fewer rows.
+        learning_rate: The highest learning rate. Unset: the recipe's, else by the size of the model.
+        batch_size: Rows per step. Unset: the recipe's.
+        max_length: Maximum number of tokens per row. Unset: the recipe's, else the limit of the model, up to 512.
+    """
+
+    epochs: int | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    max_length: int | None = None
+
+
+Trainings = Annotated[Training, Parameter("*")]
 Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,
     Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),
 ]
 MaxLength = Annotated[int | None, at_least(3, help="Maximum number of tokens. Unset: as in the model's files.")]
 LearnFrom = Annotated[str | None, Parameter(help="Texts to compute centering and whitening from. Unset: the data.")]
+Language = Annotated[str | None, Parameter(help="Language of the texts, as english: bm25 compares stems of words.")]
 Rerank = Annotated[str | None, Parameter(help="A model fine-tuned on pairs that reranks the first 50 documents.")]
 WithinWord = Annotated[
     Flag,
@@ -97,6 +119,17 @@ GuardFormulas = Annotated[
     Flag, Parameter(help="In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.")
 ]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
+OverwriteFile = Annotated[Flag, Parameter("--overwrite", help="Replace the output file if it exists.")]
+RowsOrTexts = Annotated[
+    list[str] | None,
+    stdin_or(
+        help=f"A file ({INPUT_FORMATS}), - for standard input, or texts: words in quotes that have a space, and are not"
+        " the name of a file."
+    ),
+]
+Texts = Annotated[
+    Repeatable, Parameter(["--text-input", "-t"], help="A text instead of a file, whatever it is like. Repeatable.")
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],

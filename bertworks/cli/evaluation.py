@@ -10,7 +10,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
 from bertworks.events import Event
-from bertworks.io.atomic_write import refuse_unwritable, write_json
+from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
 from bertworks.io.tables import ReadOptions
 
 
@@ -21,7 +21,12 @@ def mlm(
     *,
     raw: console.Raw = console.RawText(),
 ) -> console.Result:
-    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time."""
+    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time.
+
+    Examples:
+        bertworks evaluate mlm MODEL held-out.txt
+        bertworks evaluate mlm MODEL news.jsonl --text-column body
+    """
     result = bw.evaluate_mlm(model, inputs, **vars(raw))
     rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
     return result, console.table(rows)
@@ -35,13 +40,19 @@ def blimp(
     output: console.OutputFile = None,
     sample: Annotated[int, console.at_least(0)] = 0,
     within_word: console.WithinWord = False,
+    overwrite: console.OverwriteFile = False,
 ) -> Iterable[Event]:
     """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
 
     Args:
         data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
         sample: Pairs per paradigm, the same every time; 0: all.
+
+    Examples:
+        bertworks evaluate blimp MODEL --data BLIMP
+        bertworks evaluate blimp MODEL --data BLIMP --sample 100 -o scores.json
     """
+    refuse_existing(output, overwrite)
     return bw.evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
 
 
@@ -54,6 +65,7 @@ def task(
     text: console.TextColumns = None,
     label: console.LabelColumns = None,
     threshold: float | None = None,
+    overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
@@ -64,13 +76,18 @@ def task(
         data: Labelled rows outside the training data, in any format of finetune.
         errors: File for all errors, the most confident first.
         threshold: See predict.
+
+    Examples:
+        bertworks evaluate task MODEL test.csv
+        bertworks evaluate task MODEL test.csv --errors errors.csv
     """
     from bertworks.runs.task_metrics import format_metrics
 
+    refuse_existing(errors, overwrite)
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
     result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
     console.say("\n".join(result["notes"]))
-    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'])}"]
+    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'])}"]
     if exact := result.get("figures_fp32"):
         lines.append(f"in fp32: {format_metrics(exact)}")
 
@@ -89,26 +106,33 @@ def task(
 
 
 def squad(
+    model: str | None = None,
+    /,
     *,
     data: Path,
     predictions: Path | None = None,
-    model: str | None = None,
     output: Annotated[Path | None, console.output_file()] = None,
     no_answer_probabilities: Path | None = None,
     unit: Literal["auto", "word", "character"] = "auto",
+    overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
     """Official SQuAD metrics, in percent, of answers in a file or of a model.
 
     Args:
+        model: A model fine-tuned on questions, to compute the answers.
         data: Questions with gold answers, in the format of SQuAD 1.1 or 2.0.
         predictions: A JSON object of answers: {"question id": "answer"}, "" for no answer.
-        model: A model fine-tuned on questions, to compute the answers.
         output: JSON file for the model's answers.
         no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".
         unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
+
+    Examples:
+        bertworks evaluate squad MODEL --data dev.json
+        bertworks evaluate squad --data dev.json --predictions answers.json
     """
     if (predictions is None) == (model is None):
         raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
+    refuse_existing(output, overwrite)
     answers: Path | dict[str, str] = predictions or {}
     if model is not None:
         if output is not None:
@@ -119,10 +143,11 @@ def squad(
             write_json(output, answers)
     result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
     ids = {"questions without an answer": result["missing_ids"], "answers without a question": result["unknown_ids"]}
-    figures = (
-        (name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items() if v not in ids.values()
-    )
-    yield result, console.table(figures)
+    intervals = result["intervals"]
+    figures = {name: v for name, v in result.items() if v is not intervals and v not in ids.values()}
+    shown = {name: f"{v:,}" if isinstance(v, int) else str(v) for name, v in figures.items()}
+    shown |= {name: f"{shown[name]} ({low:.1f} to {high:.1f})" for name, (low, high) in intervals.items()}
+    yield result, console.table(shown.items())
     for what, identities in ids.items():
         if identities:
             more = ", ..." if len(identities) > 5 else ""
@@ -130,10 +155,11 @@ def squad(
 
 
 def glue(
+    model: console.Model = "minilm",
+    /,
     *,
     data: Path,
     output: console.Output,
-    model: console.Model = "minilm",
     task: console.Repeatable = None,
     seeds: Annotated[int, console.at_least(1)] = 1,
     seed: int | None = None,
@@ -148,6 +174,10 @@ def glue(
         seeds: Trainings per task.
         seed: Seed of the first training. Unset: the recipe's.
         recipe: stable, paper, or a .toml file.
+
+    Examples:
+        bertworks evaluate glue MODEL --data GLUE -o RESULTS
+        bertworks evaluate glue MODEL --data GLUE -o RESULTS --task RTE --seeds 5
     """
     return bw.evaluate_glue(
         data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
@@ -166,6 +196,10 @@ def sts(
 
     Args:
         data: Pairs of texts with a similarity score.
+
+    Examples:
+        bertworks evaluate sts minilm pairs.csv
+        bertworks evaluate sts MODEL pairs.tsv --pooling cls
     """
     result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
     console.say("\n".join(result["notes"]))
@@ -173,11 +207,13 @@ def sts(
 
 
 def retrieval(
+    model: console.Model = "minilm",
+    /,
     *,
     data: str,
-    model: console.Model = "minilm",
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
+    language: console.Language = None,
     rerank: console.Rerank = None,
     keep_identical: console.Flag = False,
 ) -> console.Result:
@@ -186,10 +222,15 @@ def retrieval(
     Args:
         data: A test collection: a folder in the layout of TREC or BEIR.
         keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves it out.
+
+    Examples:
+        bertworks evaluate retrieval minilm --data COLLECTION
+        bertworks evaluate retrieval MODEL --data COLLECTION --rerank RERANKER
     """
     events = bw.evaluate_retrieval(
-        data, model, pooling=pooling, max_length=max_length, rerank=rerank, keep_identical=keep_identical
-    )
+        data, model, pooling=pooling, max_length=max_length, language=language, rerank=rerank,
+        keep_identical=keep_identical,
+    )  # fmt: skip
     last = console.show_events(events, results=False)
     assert last is not None
     return _with_text(last.fields, ("dense", "bm25", "hybrid", "reranked"))

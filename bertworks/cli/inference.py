@@ -11,8 +11,9 @@ from cyclopts import Parameter
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
+from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
 
 _SHOWN = 200  # characters of a text
 _ROWS = "Rows or lines of text, in any format; - for standard input."
@@ -23,15 +24,19 @@ def fill(
     texts: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    count: Annotated[int, console.at_least(1, ["--count", "-k"])] = 5,
+    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k", "--count"])] = 5,
 ) -> Iterator[console.Result]:
     """Predict the most probable tokens for every [MASK].
 
     Args:
         texts: Texts with [MASK], or - for the lines of standard input.
-        count: Predictions per [MASK].
+        top_k: Predictions per [MASK]. --count is the old name of this option.
+
+    Examples:
+        bertworks fill MODEL "The capital of France is [MASK]."
+        bertworks fill MODEL - --top-k 3 < lines.txt
     """
-    for number, masks in enumerate(bw.fill(model, _lines(texts), k=count)):
+    for number, masks in enumerate(bw.fill(model, _lines(texts), k=top_k)):
         shown = ([(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask] for mask in masks)
         yield masks, "\n" * bool(number) + "\n\n".join(map(console.table, shown))
 
@@ -49,6 +54,10 @@ def score(
 
     Args:
         sentences: Sentences, or - for the lines of standard input.
+
+    Examples:
+        bertworks score MODEL "The dogs bark." "The dogs barks."
+        bertworks score MODEL - --within-word < sentences.txt
     """
     for number, result in enumerate(bw.score(model, _lines(sentences), within_word=within_word)):
         head = "" if number else f"{'sum':>9}  {'mean':>7}\n"
@@ -64,6 +73,7 @@ def explain(
     output: Annotated[Path | None, console.output_file()] = None,
     target: str | None = None,
     baseline: Literal["mask", "pad"] = "mask",
+    overwrite: console.OverwriteFile = False,
 ) -> Iterator[console.Result]:
     """Explain a prediction: attributions of words, attention, similarity of tokens.
 
@@ -73,7 +83,12 @@ def explain(
         output: The HTML file to write.
         target: What to explain instead of the prediction: a label, a tagged word, or a token.
         baseline: The token that stands for "no information".
+
+    Examples:
+        bertworks explain MODEL "The plot is thin." -o why.html
+        bertworks explain MODEL "A question?" "Its context." --target LABEL
     """
+    refuse_existing(output, overwrite)
     explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
     yield explanation.as_dict(), str(explanation)
     if output is not None:
@@ -83,10 +98,11 @@ def explain(
 
 def embed(
     model: console.Model,
-    data: Annotated[str, console.stdin_or(help=_ROWS)],
+    data: console.RowsOrTexts = None,
     /,
     *,
-    output: Annotated[str, console.stdin_or(["--output", "-o"])],
+    text_input: console.Texts = None,
+    output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     text: console.TextColumns = None,
     pooling: console.Pooling = None,
     normalize: bool | None = None,
@@ -94,24 +110,30 @@ def embed(
     whitening: Literal["none", "center", "whiten"] = "none",
     learn_from: console.LearnFrom = None,
     guard_formulas: console.GuardFormulas = False,
+    overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Write the vector of every row, in order: an array in .npy, else a column next to those of the input.
+    """Write the vector of every row or text, in order: an array in .npy, else a column next to those of the input.
 
     Run the same command again to resume. The output appears when it is complete.
 
     Args:
-        output: The output file: .npy, .parquet, .jsonl, ...
+        output: The output file: .npy, .parquet, .jsonl, ...; - for standard output.
         normalize: Vectors of length 1. Unset: as in the model's files.
         whitening: center: subtract the mean of all vectors. whiten: also make the covariance the identity.
+
+    Examples:
+        bertworks embed minilm documents.csv -o vectors.npy
+        bertworks embed minilm "A text." "Another text." -o vectors.jsonl
     """
+    refuse_existing(output, overwrite)
     events = bw.embed_file(
-        model, data, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
-        whitening=whitening, learn_from=learn_from, guard_formulas=guard_formulas, read=read, device=device,
-        precision=precision,
+        model, file_or_texts(data or (), text_input or ()), output, text=text or [], pooling=pooling,
+        normalize=normalize, max_length=max_length, whitening=whitening, learn_from=learn_from,
+        guard_formulas=guard_formulas, read=read, device=device, precision=precision,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
@@ -126,6 +148,7 @@ def index(
     identity: Annotated[str | None, Parameter(name="--id")] = None,
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
+    language: console.Language = None,
     delete: console.Repeatable = None,
     compact: console.Flag = False,
     approximate: console.Flag = False,
@@ -145,6 +168,10 @@ def index(
         compact: Remove deleted documents from disk.
         approximate: Build the graph for approximate search (needs faiss).
         verify: First compare every file of the index with its sha256.
+
+    Examples:
+        bertworks index documents.csv -o INDEX --text body
+        bertworks index -o INDEX --delete 17 --compact
     """
     if documents is None and not (delete or compact or approximate or verify):
         hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
@@ -155,7 +182,7 @@ def index(
     if documents is not None:
         events = bw.index_file(
             documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
-            max_length=max_length, device=device, read=read,
+            max_length=max_length, language=language, device=device, read=read,
         )  # fmt: skip
         console.show_events(events, as_json=as_json)
     if delete:
@@ -174,7 +201,7 @@ def search(
     query: str,
     /,
     *,
-    count: Annotated[int, console.at_least(1, ["--count", "-k"])] = 10,
+    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k", "--count"])] = 10,
     ranking: Literal["hybrid", "dense", "bm25"] = "hybrid",
     rerank: console.Rerank = None,
     approximate: console.Flag = False,
@@ -187,27 +214,37 @@ def search(
     Args:
         folder: The folder of an index.
         query: The query.
-        count: Number of documents.
+        top_k: Number of documents. --count is the old name of this option.
         ranking: Rank by vectors (dense), by words (bm25), or by both.
         approximate: Search with the graph from index --approximate.
         verify: First compare every file of the index with its sha256.
         model: Path of the index's model, if it has moved.
+
+    Examples:
+        bertworks search INDEX "how to train a model"
+        bertworks search INDEX "train a model" --top-k 3 --ranking bm25
     """
     opened = bw.Index(folder, model=model, device=device)
     if verify:
         opened.verify()
-    hits = opened.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
+    hits = opened.search(query, top_k, ranking=ranking, rerank=rerank, approximate=approximate)
     if not hits:  # with bm25, or in an empty index
         console.say("nothing found")
     for hit in hits:
-        text = " ".join(hit["text"].split())
+        title = f"{hit['title']}: " if hit["title"] else ""
+        text = title + " ".join(hit["text"].removeprefix(hit["title"]).split())
         text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-        yield hit, f"{hit['score']:.3f}  {hit['id']}  {text}"
+        cosine = "" if hit["cosine"] is None or ranking == "dense" else f"cosine {hit['cosine']:.3f}  "
+        yield hit, f"{hit['score']:.3f}  {cosine}{hit['id']}  {text}"
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
     """The texts, with the lines of standard input instead of "-". Blank lines are left out and reported. Bytes that are
-    not UTF-8 are replaced, so that they can be printed."""
+    not UTF-8 are replaced, so that they can be printed.
+
+    Raises:
+        UsageError: a text is the name of a file.
+    """
     blank = IssueCounter()
     for text in texts:
         if text == "-":
@@ -218,6 +255,9 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                     yield line.rstrip("\r\n")
                 else:
                     blank.add(f"line {number}")
+        elif names_file(text):
+            hint = "give a text in quotes; or - for the lines of standard input"
+            raise UsageError("expected a text, not the name of a file", where=text, hint=hint)
         else:
             yield text.encode("utf-8", "replace").decode()
     if blank.count:

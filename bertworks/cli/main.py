@@ -11,24 +11,37 @@ import io
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from types import ModuleType
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Group, UnknownOptionError
 
 from bertworks import __version__
 from bertworks.cli import evaluation, inference, models, training
 from bertworks.cli.console import say, with_json
+from bertworks.config import near_field, option_of
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
 
 _EPILOGUE = (
-    "Every command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; "
-    "--threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well)."
+    "A command that uses a model takes it as its first word or as --model; check, finetune and index as --model. Every "
+    "command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; --threads N "
+    "sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well)."
 )
+_JOBS = {  # groups of commands, in the order of the help
+    "Learn from labelled data": "check finetune predict evaluate explain",
+    "Vectors and search": "embed index search",
+    "Pre-train on raw text": "vocab prepare pretrain fill score",
+    "Serve, convert and share": "serve export import convert push",
+    "This machine": "doctor demo",
+}
+_MODEL_FIRST = "predict fill score explain embed evaluate serve export convert push".split()
+_RESUMED = {"pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue"}  # if they are repeated
 
 
 def make_app() -> App:
@@ -44,25 +57,46 @@ def make_app() -> App:
         verbose=False,
         suppress_keyboard_interrupt=False,
         result_action="return_value",
+        group_commands=Group("Options", sort_key=len(_JOBS)),
     )
     app.register_install_completion_command()
-    evaluate = App(name="evaluate", help="Evaluate a model, or predictions, on held-out data.", sort_key=11.5)
-    for command in _commands(evaluation):
-        evaluate.command(command)
-    for position, command in enumerate(_commands(training, inference, models)):
-        app.command(command, sort_key=position)
+    groups: dict[str, Group] = {}
+    for number, (job, names) in enumerate(_JOBS.items()):
+        groups |= dict.fromkeys(names.split(), Group(job, sort_key=number))
+    for position, (name, command, examples) in enumerate(_commands(training, inference, models)):
+        app.command(command, group=groups[name], sort_key=position, help_epilogue=examples)
+    evaluate = App(
+        name="evaluate", help="Evaluate a model, or predictions, on held-out data.", group=groups["evaluate"],
+        group_commands=Group("Commands"), sort_key=5.5, help_epilogue=_examples(
+            "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt"),
+    )  # fmt: skip
+    for _, command, examples in _commands(evaluation):
+        evaluate.command(command, help_epilogue=examples)
     app.command(evaluate)
     return app
 
 
-def _commands(*modules: ModuleType) -> Iterator[Callable[..., object]]:
-    """The public functions that these modules define, in order. Their docstrings have no line breaks within a paragraph
-    or the help of an option: the terminal's width decides where lines break."""
+def _examples(text: str) -> str:
+    return "Examples:\n" + textwrap.indent(textwrap.dedent(text), "  ")
+
+
+def _commands(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., object], str]]:
+    """The public functions that these modules define, in order: name, command, examples. Their docstrings have no line
+    breaks within a paragraph or the help of an option: the terminal's width decides where lines break."""
     for module in modules:
         for name, value in vars(module).items():
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
-                value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", inspect.getdoc(value) or "")
-                yield with_json(value)
+                text, _, examples = (inspect.getdoc(value) or "").partition("\nExamples:\n")
+                value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", text)
+                yield name.rstrip("_"), with_json(value), vars(value).setdefault("examples", _examples(examples))
+
+
+def _model_first(words: list[str]) -> list[str]:
+    """The words of a command that takes a model as its first word, with the value of `--model` in that place."""
+    if not words or words[0] not in _MODEL_FIRST or "--model" not in words:
+        return words
+    place, depth = words.index("--model"), 1 + (words[0] == "evaluate")
+    return [*words[:depth], *words[place + 1 : place + 2], *words[depth:place], *words[place + 2 :]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    words = [STDIN if word == "-" else word for word in words if word != "--debug"]
+    words = given = [STDIN if word == "-" else word for word in words if word != "--debug"]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # bertworks starts worker processes itself
     # Idle threads spin for some microseconds, then sleep. The default, endless spinning, makes a step tens of times
     # slower when another program uses one of the cores. Without spinning, small networks gain nothing from a second
@@ -81,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
-        words = _set_threads(words)
+        both = ("--threads=", "--model=")
+        words = [part for word in words for part in (word.split("=", 1) if word.startswith(both) else [word])]
+        words = _model_first(_set_threads(words))
         result = make_app()(words)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is an error of the command
@@ -89,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        return _report(error, words)
+        return _report(error, given)
 
 
 def _set_threads(words: list[str]) -> list[str]:
@@ -98,7 +134,6 @@ def _set_threads(words: list[str]) -> list[str]:
     Raises:
         UsageError: not a number from 1, and not auto.
     """
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--threads=") else [word])]
     if "--threads" not in words:
         return words
     place = words.index("--threads")
@@ -119,11 +154,13 @@ def _report(error: BaseException, words: list[str]) -> int:
         say(f"error: {error}")
         return error.exit_code
     if isinstance(error, CycloptsError):
-        chain = " ".join(["bertworks", *(error.command_chain or ())])
-        say(f"error: {error}\n  hint: {chain} --help")
+        chain = list(error.command_chain or ())
+        option = _meant_option(chain, error) if isinstance(error, UnknownOptionError) else None
+        more = f"{option}; or see " if option else ""
+        say(f"error: {error}\n  hint: {more}{' '.join(['bertworks', *chain])} --help")
         return 2
     if isinstance(error, KeyboardInterrupt):
-        say("interrupted")
+        say(_how_to_go_on(words))
         return 130
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -137,6 +174,30 @@ def _report(error: BaseException, words: list[str]) -> int:
     command = " ".join("-" if word == STDIN else quoted(word) for word in words)
     say(f"  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {command}")
     return 1
+
+
+def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
+    """What to type instead of an unknown option that is like --model, or like a field of a recipe."""
+    from bertworks.training.recipe import FinetuneRecipe, Recipe
+
+    kind = {"pretrain": Recipe, "finetune": FinetuneRecipe, "glue": FinetuneRecipe}.get(chain[-1] if chain else "")
+    name = (error.token.keyword or error.token.value or "").partition("=")[0].strip("-")
+    path = near_field(kind, name) if kind else None
+    if path is None:
+        return "--model MODEL" if get_close_matches(name, ["model"]) else None
+    option = option_of(path)
+    is_option = any(option in argument.names for argument in error.argument_collection)
+    return f"{option} VALUE" if is_option else f"--set {path}=VALUE"
+
+
+def _how_to_go_on(words: list[str]) -> str:
+    """The message after Ctrl-C, with the command that goes on where what was done is kept. Without --overwrite, with
+    which it would start again."""
+    has_output = not {"-o", "--output", "demo"}.isdisjoint(word.partition("=")[0] for word in words)
+    if not has_output or _RESUMED.isdisjoint(words[:2]) or not {STDIN, "--estimate"}.isdisjoint(words):
+        return "interrupted; nothing was saved" if has_output else "interrupted"
+    command = " ".join(quoted(word) for word in words if word != "--overwrite")
+    return f"interrupted; what was done is saved. The same command goes on:\n  bertworks {command}"
 
 
 def run() -> NoReturn:

@@ -39,6 +39,10 @@ def serve(
             cannot see.
         max_batch_tokens: Tokens per batch.
         max_concurrent_requests: Requests at a time; more are refused. Clients get equal shares.
+
+    Examples:
+        bertworks serve MODEL
+        bertworks serve minilm --index INDEX --port 9000
     """
     from bertworks.serve.batching import Limits
     from bertworks.serve.server import serve as run
@@ -71,6 +75,10 @@ def export(
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
+
+    Examples:
+        bertworks export MODEL -o EXPORTED
+        bertworks export MODEL -o EXPORTED --int8 --data test.csv
     """
     return bw.export(model, output, format=format, encoder=encoder, int8=int8, data=data)
 
@@ -95,6 +103,10 @@ def import_(
         lowercase: Lowercase the text. Unset: inferred from the names, else from the vocabulary.
         gelu: tanh: the approximation in Google's code; exact: the exact function.
         leave_out: A variable to leave out, or a pattern with *. Repeatable.
+
+    Examples:
+        bertworks import bert_model.ckpt -o MODEL
+        bertworks import CHECKPOINT-FOLDER -o MODEL --cased
     """
     options: dict[str, Any] = {"config": config, "vocabulary": vocabulary, "lowercase": lowercase, "gelu": gelu}
     return bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options)
@@ -105,12 +117,16 @@ def convert(model: str, /, *, output: console.Output) -> Iterable[Event]:
 
     Args:
         model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
+
+    Examples:
+        bertworks convert OLD-MODEL -o MODEL
+        bertworks convert bert-base-cased -o MODEL
     """
     return bw.convert(model, output)
 
 
 def push(
-    folder: Path,
+    model: Path,
     repository: str,
     /,
     *,
@@ -121,17 +137,26 @@ def push(
     """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card.
 
     Args:
-        folder: A model folder.
+        model: A model folder.
         repository: owner/name on the Hugging Face hub.
         dry_run: Show the files and the card; send nothing.
         private: Make a new repository private.
         licence: License for the model card, such as mit or apache-2.0.
+
+    Examples:
+        bertworks push MODEL owner/name --dry-run
+        bertworks push MODEL owner/name --private --license mit
     """
-    return bw.push(folder, repository, dry_run=dry_run, private=private, licence=licence)
+    return bw.push(model, repository, dry_run=dry_run, private=private, licence=licence)
 
 
 def doctor(*, as_json: console.Json = False) -> int:
-    """Report this machine's hardware, the settings chosen for it, and whether training works. Takes a few seconds."""
+    """Report this machine's hardware, the settings chosen for it, and whether training works. Takes a few seconds.
+
+    Examples:
+        bertworks doctor
+        bertworks doctor --json
+    """
     checks = []
     for check in bw.doctor():
         checks.append(check)
@@ -155,6 +180,10 @@ def demo(
     Args:
         output: The output folder.
         minutes: Time for vocabulary and pre-training.
+
+    Examples:
+        bertworks demo
+        bertworks demo -o DEMO --minutes 1
     """
     from bertworks.demo.tour import demo as run
 

@@ -10,9 +10,12 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
+from bertworks.config import add_overrides
 from bertworks.datasets.values import names_of
 from bertworks.events import Event
+from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions, parse_size
+from bertworks.io.text_files import file_or_texts
 
 
 def vocab(
@@ -26,6 +29,7 @@ def vocab(
     max_memory: str = "1g",
     workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
+    overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
 
@@ -34,11 +38,16 @@ def vocab(
         algorithm: bpe is byte-level; unigram needs sentencepiece.
         lowercase: Lowercase the text.
         max_memory: Memory for counting words: 512m, 1g.
+
+    Examples:
+        bertworks vocab corpus.txt -o TOKENIZER --size 8000
+        bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe
     """
     from bertworks.runs.prepare import make_vocabulary, read_text
 
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
     memory = parse_size(max_memory, "--max-memory")
+    refuse_existing(output / "tokenizer.json", overwrite)
     return make_vocabulary(read_text(inputs, **vars(raw)), output, config, max_memory=memory, workers=workers)
 
 
@@ -56,6 +65,10 @@ def prepare(
 
     Args:
         tokenizer: A tokenizer folder, such as `vocab` writes.
+
+    Examples:
+        bertworks prepare corpus.txt --tokenizer TOKENIZER -o SHARDS
+        bertworks prepare news.csv --text-column body --tokenizer TOKENIZER -o SHARDS
     """
     from bertworks.runs.prepare import make_shards, read_text
 
@@ -74,6 +87,7 @@ def pretrain(
     estimate: console.Flag = False,
     tokenizer: str | None = None,
     init: str | None = None,
+    learning_rate: float | None = None,
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
     seed: int | None = None,
@@ -93,12 +107,19 @@ def pretrain(
         estimate: Print parameters, memory, tokens, time and disk space, and do not start.
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model: a folder, minilm, or a name on the hub.
+        learning_rate: The highest learning rate. Unset: the recipe's.
         seed: Seed of the weights, the order of the text and the masks.
         verify: First compare every file of the shards with its sha256.
+
+    Examples:
+        bertworks pretrain corpus.txt -o MODEL --budget 30m
+        bertworks pretrain SHARDS -o MODEL --recipe bert-base --estimate
     """
+    rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
-        "recipe": recipe, "overrides": settings or [], "budget": budget, "tokenizer": tokenizer, "init": init,
-        "device": device, "precision": None if precision == "auto" else precision, "seed": seed, **vars(raw),
+        "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
+        "init": init, "device": device, "precision": None if precision == "auto" else precision,
+        "seed": seed, **vars(raw),
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)
@@ -140,7 +161,12 @@ def check(
     meaning: Meanings = Meaning(),
     read: console.Read = ReadOptions(),
 ) -> Iterator[console.Result]:
-    """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
+    """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems.
+
+    Examples:
+        bertworks check reviews.csv
+        bertworks check pairs.tsv --text question --text answer --label related
+    """
     report = bw.check_file(data, model=model, read=read, **vars(meaning))
     console.say("\n".join(report.examples))
     yield report.as_dict(), str(report)
@@ -158,6 +184,7 @@ def finetune(
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
+    training: console.Trainings = console.Training(),
     recipe: str = "stable",
     settings: console.Settings = None,
     metric: str | None = None,
@@ -189,10 +216,15 @@ def finetune(
         folds: k-fold cross-validation with this number of folds; 0: none.
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
+
+    Examples:
+        bertworks finetune reviews.csv -o MODEL
+        bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
     request = bw.make_finetune_request(
         data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
-        new_head=reset_head, precision=None if precision == "auto" else precision, **vars(meaning),
+        new_head=reset_head, precision=None if precision == "auto" else precision, method=method,
+        validation=validation, **vars(training), **vars(meaning),
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
@@ -202,9 +234,10 @@ def finetune(
 
 def predict(
     model: console.Model,
-    data: Annotated[str, console.stdin_or(help=f"A file, or - for standard input: {console.INPUT_FORMATS}.")],
+    data: console.RowsOrTexts = None,
     /,
     *,
+    text_input: console.Texts = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     text: console.TextColumns = None,
     top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 1,
@@ -212,12 +245,13 @@ def predict(
     threshold: float | None = None,
     kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
     guard_formulas: console.GuardFormulas = False,
+    overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Predict every row of a file. Predictions are added to the columns of the input, in its order.
+    """Predict every row of a file, or texts. Predictions are added to the columns of the input, in its order.
 
     Run the same command again to resume. The output appears when it is complete. With --json each row is a JSON object
     on a line.
@@ -229,11 +263,17 @@ def predict(
         threshold: Several labels: the lowest probability of a predicted label; unset: 0.5. Questions: the lead in
             logits from which "no answer" is predicted; unset: the best value on dev.
         kind: Unset: that of the suffix. conll: the input lines with a column of tags.
+
+    Examples:
+        bertworks predict MODEL new.csv -o scored.csv
+        bertworks predict MODEL "The plot is thin." "I loved it." --probabilities
     """
     if as_json and kind is None and output == "-":
         kind = "jsonl"
+    refuse_existing(output, overwrite)
     events = bw.predict_file(
-        model, data, output, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
-        guard_formulas=guard_formulas, read=read, device=device, precision=precision,
+        model, file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
+        probabilities=probabilities, threshold=threshold, kind=kind, guard_formulas=guard_formulas, read=read,
+        device=device, precision=precision,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

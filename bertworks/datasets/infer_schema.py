@@ -346,7 +346,8 @@ def _tagging(columns: Columns, text: Names, label: Names) -> Schema | None:
     words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"])
     known = [columns[name].known_name for name in label] or ["tags", "ner_tags", "pos_tags", "labels", "label", "tag"]
     for tags in [lists[name] for name in known if name in lists]:
-        if words and MOST <= tags.entries / max(1, words.entries) <= 1 / MOST:
+        # Of the rows with a value: some may have no tags.
+        if words and MOST <= tags.entries * words.lists / max(1, words.entries * tags.lists) <= 1 / MOST:
             return Schema(task="tagging", text=(words.name,), label=(tags.name,))
     return None
 

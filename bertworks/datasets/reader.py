@@ -143,6 +143,11 @@ class RowReader:
             yield Row(written | {column: name}, f"{self.name}:{rows[0][0]}", written)
 
     @property
+    def unlabelled(self) -> IssueCounter:
+        """Counts the rows without a label of the last pass; see `schema.items`."""
+        return self._counts["rows without a label, left out"]
+
+    @property
     def notes(self) -> list[str]:
         """How the file is read where it could be read in other ways, and what the last pass repaired or left out, in
         words."""

@@ -78,6 +78,7 @@ class Schema:
     document: the column that tells which rows belong together.
     raw: tagging of texts: no column holds words.
     bare_types: tagging: all labels but O are types of entities.
+    any_label: labels that are not among `labels` are read as well, and are no errors.
     """
 
     task: TaskType
@@ -92,6 +93,7 @@ class Schema:
     document: str | None = None
     raw: bool = False
     bare_types: bool = False
+    any_label: bool = False
 
 
 def items(
@@ -102,6 +104,8 @@ def items(
     errors: list[BertworksError] | None = None,
 ) -> Iterator[Item]:
     """The rows of a file as items, every row checked. Items with labels must have unique ids.
+
+    Rows without a label are left out with the option `skip_unlabelled`; the notes of the reader count them.
 
     Args:
         left_out: counts the rows with an empty text, which are left out; None: an empty text is an error.
@@ -125,6 +129,8 @@ def items(
         except BertworksError as error:
             if left_out is not None and isinstance(error, values.EmptyTextError):
                 left_out.add(row.where)
+            elif reader.options.skip_unlabelled and isinstance(error, values.MissingLabelError):
+                reader.unlabelled.add(row.where)
             elif errors is not None:
                 errors.append(error.with_traceback(None))
             else:
@@ -215,8 +221,7 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
     counts, rows, sample, errors = Counter[str](), 0, list[Item](), list[BertworksError]()
     for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
         rows += 1
-        labels = [item.label] if schema.task == "classification" else item.label
-        counts.update(label if isinstance(label, str) else label[2] for label in labels)
+        counts.update(label_names(item))
         sample += [item][: _CHECKED_ROWS - len(sample)]
     if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
         refuse_rows(errors, reader.name)
@@ -230,6 +235,12 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
     names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
     found = values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
     return names if names and found else found
+
+
+def label_names(item: Item) -> list[str]:
+    """The names in a label, in order: classes, tags, types of spans."""
+    labels = [item.label] if isinstance(item.label, str) else item.label
+    return [label if isinstance(label, str) else label[2] for label in labels]
 
 
 def _no_words(rows: Sequence[tuple[str, ...]]) -> str:
@@ -292,7 +303,11 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     """
     if schema.task == "classification" and isinstance(value, list) and len(value) == 1:
         value = value[0]  # annotation tools write one label as a list
-    known = partial(values.known_label, labels=schema.labels, column=column, where=where)
+    numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
+    expected = _EXPECTED[schema.task].replace("NUMBERS", numbers)
+    if schema.task not in ("classification", "multilabel") and values.label_text(value) is None:
+        raise values.missing_label(column, where, expected)
+    known = partial(values.known_label, labels=schema.labels, column=column, where=where, accept=schema.any_label)
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
             return known(values.label_text(value))
@@ -317,7 +332,4 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
             return tuple(answers)
         case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
             return choice
-    is_missing = value is None or (isinstance(value, str) and not value.strip())
-    what = f"the label in {column!r} {'is missing' if is_missing else f'holds {value!r:.80}'}"
-    numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
-    raise BertworksError(what, where=where, hint=_EXPECTED[schema.task].replace("NUMBERS", numbers))
+    raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)

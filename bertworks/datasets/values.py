@@ -72,6 +72,15 @@ class EmptyTextError(BertworksError):
     """A row has no text where the schema reads one."""
 
 
+class MissingLabelError(BertworksError):
+    """A row has no label where the schema reads one."""
+
+
+def missing_label(column: str, where: str, hint: str) -> MissingLabelError:
+    hint = f"{hint}; or skip all rows without a label: --skip-unlabelled"
+    return MissingLabelError(f"the label in {column!r} is missing", where=where, hint=hint)
+
+
 def first_rows(rows: Iterable[_T]) -> list[_T]:
     """The sample of rows from which the header and the columns are inferred."""
     sample = itertools.islice(rows, SAMPLE_ROWS)
@@ -183,9 +192,11 @@ def label_text(value: Any) -> str | None:
 def flag_of(value: Any, column: str, where: str) -> bool:
     """Whether the label with the name of a column is true."""
     name = _canonical(label_text(value) or "").lower()
+    hint = "write 1 where the label is true, 0 where it is not"
+    if not name:
+        raise missing_label(column, where, hint)
     if name not in FLAGS:
-        what = f"the label in {column!r} {f'holds {value!r:.80}' if name else 'is missing'}"
-        raise BertworksError(what, where=where, hint="write 1 where the label is true, 0 where it is not")
+        raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=hint)
     return FLAGS[name]
 
 
@@ -219,21 +230,21 @@ def first_names(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
-def known_label(label: str | None, labels: Sequence[str], column: str, where: str) -> str:
+def known_label(label: str | None, labels: Sequence[str], column: str, where: str, *, accept: bool = False) -> str:
     """The label, or the only one of `labels` that other programs write like it (1 and 1.0, true and True).
 
-    labels: (): any.
+    labels: (): any. accept: other labels are no errors.
     """
-    if label is not None:
-        if label in labels or not labels:
-            return label
-        same = [known for known in labels if _canonical(known) == _canonical(label)]
-        if len(same) == 1:
-            return same[0]
-    close = [f"did you mean {name!r}? " for name in difflib.get_close_matches(label or "", labels, 1)]
-    what = f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known"
     hint = f"the labels are: {first_names(labels, _LISTED_LABELS)}" if labels else "write one there, or remove the row"
-    raise BertworksError(what, where=where, hint="".join([*close, hint]))
+    if label is None:
+        raise missing_label(column, where, hint)
+    if label in labels or not labels:
+        return label
+    same = [known for known in labels if _canonical(known) == _canonical(label)]
+    if len(same) == 1 or accept:
+        return same[0] if len(same) == 1 else label
+    close = [f"did you mean {name!r}? " for name in difflib.get_close_matches(label, labels, 1)]
+    raise BertworksError(f"the label {label!r} is not known", where=where, hint="".join([*close, hint]))
 
 
 def _canonical(label: str) -> str:

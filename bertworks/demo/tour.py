@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -59,7 +58,8 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
     yield Event("stage", f"fine-tuning {start}: from which library is a paragraph?")
     request = make_finetune_request(origins, model=start, overrides=settings)
     finetuned = yield from forward_events(finetune_events(classifier, request))
-    figures = baselines(origins) | {f"{start}, fine-tuned": finetuned.fields["score"]}
+    ours, *others = finetuned.fields["baselines"]["methods"]
+    figures = {one["method"]: one["score"] for one in others} | {f"{start}, fine-tuned": ours["score"]}
     width = max(map(len, figures))
     accuracies = [f"{name:<{width}}  {accuracy:6.1%}" for name, accuracy in figures.items()]
     text = "\n".join([
@@ -103,23 +103,6 @@ def _held_out_sentences(held_out: Path) -> Iterator[tuple[str, str]]:
     for text in texts[:: max(1, len(texts) // _HELD_OUT_SENTENCES)]:
         if match := _SENTENCE.search(text):
             yield f"{match[1]}[MASK]{match[3]}", match[2]
-
-
-def baselines(origins: Path) -> dict[str, float]:
-    """Accuracy on dev without a network: the most frequent library, and a bag of words."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    parts = [[row.values for row in RowReader(origins / f"{part}.csv")] for part in ("train", "dev")]
-    texts, dev_texts = ([row["text"] for row in part] for part in parts)
-    libraries, labels = ([row["library"] for row in part] for part in parts)
-    most = Counter(libraries).most_common(1)[0][0]
-    bag_of_words = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000)).fit(texts, libraries)
-    return {
-        f"always {most!r}": labels.count(most) / len(labels),
-        "bag of words (scikit-learn)": float(bag_of_words.score(dev_texts, labels)),
-    }
 
 
 def _next_steps(folder: Path) -> list[str]:

@@ -7,6 +7,7 @@
 - `evaluate_blimp`: minimal pairs
 """
 
+import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
@@ -23,7 +24,8 @@ from bertworks.checkpoints.model_folder import TaskConfig, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
-from bertworks.datasets.schema import Schema, items
+from bertworks.datasets.schema import Item, Schema, items, label_names
+from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
@@ -35,11 +37,12 @@ from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
+from bertworks.metrics.intervals import bootstrap_interval, groups_or_rows, mean_sums
 from bertworks.models.encoder import Pooling
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.runs.report import write_errors
-from bertworks.runs.task_metrics import compute_metrics, task_results
+from bertworks.runs.task_metrics import bounded, compute_metrics, task_results
 from bertworks.text.formats import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
@@ -60,7 +63,8 @@ def evaluate_squad(
 ) -> dict[str, Any]:
     """The figures of the official script (`metrics.squad.evaluate_answers`), in percent, and how they were computed:
     `version` (2.0 if a question has no answer, or with `na_probs`), `unit`, `missing_ids` (questions without a
-    prediction, which count as wrong), `unknown_ids` (predictions for no question, which do not count).
+    prediction, which count as wrong), `unknown_ids` (predictions for no question, which do not count), `intervals` of
+    `exact` and `f1`: 95 %, by the bootstrap over contexts.
 
     Args:
         data: a file in the format of SQuAD, with gold answers.
@@ -76,13 +80,13 @@ def evaluate_squad(
     if reader.kind != "squad":
         hint = "name a file like dev-v1.1.json or dev-v2.0.json"
         raise BertworksError("this is not in the format of SQuAD", where=reader.name, hint=hint)
-    questions, contexts = [], dict[str, None]()
+    questions, contexts = [], list[str]()
     for values, where, _ in reader:
         if values["answers"] is None:
             what = f"the question {values['id']!r} has no gold answers, not even an empty list"
             raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
         questions.append(squad.SquadQuestion(values["id"], tuple(answer["text"] for answer in values["answers"])))
-        contexts[values["context"]] = None
+        contexts.append(values["context"])
     answers = _by_question(predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer')
     known = {question.id for question in questions}
     if not known & answers.keys():
@@ -94,13 +98,22 @@ def evaluate_squad(
         probabilities = _by_question(na_probs, int | float, "no-answer probability of", '{"question id": 0.25, ...}')
     answerable = all(question.answers for question in questions)
     version: squad.SquadVersion = "1.1" if answerable and probabilities is None else "2.0"
-    f1_unit = squad.f1_unit_of(contexts) if unit == "auto" else unit
+    f1_unit = squad.f1_unit_of(dict.fromkeys(contexts)) if unit == "auto" else unit
     scores = squad.evaluate_answers(
         questions, answers, version=version, no_answer_probabilities=probabilities, unit=f1_unit
     )
     missing = squad.missing_predictions(questions, answers)
     unknown = [question for question in answers if question not in known]
-    return scores | {"version": version, "unit": f1_unit, "missing_ids": missing, "unknown_ids": unknown}
+    left = {question for question, probability in (probabilities or {}).items() if probability > 1}
+    given = ("" if question.id in left else answers.get(question.id) for question in questions)
+    each = [squad.score_answer(q.answers, one, version=version, unit=f1_unit) for q, one in zip(questions, given)]
+    intervals, groups = {}, groups_or_rows(contexts)
+    for name in ("exact", "f1"):
+        metric = mean_sums([getattr(score, name) for score in each])
+        interval = bounded(bootstrap_interval(metric, groups), metric.value, len(set(groups)), name)
+        intervals[name] = [100 * end for end in interval]
+    result = {**scores, "version": version, "unit": f1_unit, "intervals": intervals}
+    return result | {"missing_ids": missing, "unknown_ids": unknown}
 
 
 def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str) -> Mapping[str, Any]:
@@ -228,7 +241,8 @@ def evaluate_task(
     """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
     (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
     type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
-    and `notes` (what was read, and two examples as the network reads them).
+    `intervals` of the figures, `unknown_labels` (how many rows have each label that was never trained; these rows are
+    mistakes), and `notes` (what was read, and two examples as the network reads them).
 
     Args:
         data: a file, or rows in memory as in `finetune`.
@@ -238,7 +252,7 @@ def evaluate_task(
 
     Raises:
         UsageError: no such column.
-        BertworksError: no such model; a row that cannot be evaluated, with its line, as one with an unknown label.
+        BertworksError: no such model; a row that cannot be evaluated, with its line, as one without a label.
     """
     if errors is not None:
         refuse_unwritable(errors)
@@ -247,18 +261,47 @@ def evaluate_task(
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = _labelled(reader, d, text, label)
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
-    results = list(predictor.answers(items(reader, schema, left_out=empty)))
-    if not results:
-        raise BertworksError("no row has a text", where=reader.name, hint="name another file, or --text COLUMN")
+    rows = list(items(reader, replace(schema, any_label=True), left_out=empty))
+    if not rows:
+        what = "no row has a text and a label"
+        raise BertworksError(what, where=reader.name, hint="name another file, or --text COLUMN")
+    d, unknown = _with_labels_of(d, rows, schema.labels, reader.name)
+    notes += _unknown_notes(unknown, schema.labels)
+    known = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
+    answers = predictor.answers(item if trained else item._replace(label=None) for item, trained in zip(rows, known))
+    results = [(features._replace(item=item), answer) for item, (features, answer) in zip(rows, answers, strict=True)]
     found, wrong = task_results(d, *zip(*results, strict=True))
     if errors is not None:
         write_errors(Path(errors), d, wrong)
     if predictor.precision == "int8":
-        rows = [features.item for features, _ in results]
-        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in predictor.in_fp32().answers(rows)])
-    shown = predictor.reading.examples([features for features, _ in results])
+        exact = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
+        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in exact])
+    shown = predictor.reading.examples([features for (features, _), trained in zip(results, known) if trained])
     notes += [*reader.notes, *(note.text for note in shown)]
-    return found | {"rows_without_text": empty.count, "notes": notes}
+    return found | {"rows_without_text": empty.count, "unknown_labels": unknown, "notes": notes}
+
+
+def _with_labels_of(
+    d: TaskConfig, rows: Sequence[Item], known: Sequence[str], name: str
+) -> tuple[TaskConfig, dict[str, int]]:
+    """The task with the labels that only the rows have, too; and how many rows have each of these."""
+    named = d.task in ("classification", "multilabel", "tagging", "spans")
+    unknown = Counter(label for item in rows if named for label in set(label_names(item)) - set(known))
+    if d.task == "spans" or not unknown:
+        return d, dict(unknown)
+    wider = replace(d, labels=(*d.labels, *sorted(unknown)))
+    if d.tag_scheme and not wider.tag_scheme:
+        what = f"some of these tags mark no entities as those of the model do: {first_names(sorted(unknown), 5)}"
+        raise BertworksError(what, where=name, hint=f"the tags of the model are: {first_names(d.labels, 5)}")
+    return wider, dict(unknown.most_common())
+
+
+def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str]:
+    """A note on the labels that the model was not trained on: at most 5, with the known one that may be meant."""
+    close = {name: difflib.get_close_matches(name, known, 1) for name in list(unknown)[:5]}
+    names = [f"{name!r} ({unknown[name]:,}{''.join(f', did you mean {n!r}?' for n in close[name])})" for name in close]
+    what = f"{len(unknown):,} label{'s' * (len(unknown) != 1)} never trained, rows that count as mistakes"
+    return [f"{what}: {', '.join(names)}{', ...' * (len(unknown) > 5)}"] if unknown else []
 
 
 def _labelled(

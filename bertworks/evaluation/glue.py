@@ -22,11 +22,11 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
-from bertworks.metrics.classification import confidence_interval
+from bertworks.metrics.intervals import Interval, resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
-from bertworks.runs.task_metrics import compute_metrics
-from bertworks.runs.trials import plan_trials, run_trials
+from bertworks.runs.task_metrics import compute_metrics, row_sums
+from bertworks.runs.trials import interval_of_trials, plan_trials, run_trials
 
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
 COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")
@@ -182,8 +182,8 @@ def evaluate_glue(
         if "train" not in task.files or not task.measured_on:
             yield Event("note", f"{name}: no {'dev' if 'train' in task.files else 'train'} file: left out")
             continue
-        trials, summary = yield from _trials(task, output / name, options, seeds, device)
-        rows |= _figures(task, trials, output / name, device)
+        trials, interval, summary = yield from _trials(task, output / name, options, seeds, device)
+        rows |= _figures(task, trials, interval, output / name, device)
         text = table(rows, str(model), recipe, seeds)
         write_json(output / "glue.json", {"model": str(model), "recipe": recipe, "seeds": seeds, "columns": rows})
         write_text(output / "table.md", text)
@@ -196,8 +196,9 @@ def evaluate_glue(
 
 def _trials(
     task: GlueTask, folder: Path, options: Mapping[str, Any], seeds: int, device: str
-) -> Generator[Event, None, tuple[list[dict[str, Any]], str]]:
-    """The fine-tunings of one task: their entries in trials.json, and their figures in a line."""
+) -> Generator[Event, None, tuple[list[dict[str, Any]], Interval, str]]:
+    """The fine-tunings of one task: their entries in trials.json, the interval of their mean, and their figures in a
+    line."""
     split = task.measured_on[0]
     train, schema = task.read("train")
     dev, dev_schema = task.read(split)
@@ -209,26 +210,33 @@ def _trials(
     request = make_finetune_request(task.files["train"], dev=task.files[split], metric=task.metrics[0], **options)
     events = run_trials(folder, plan_trials(request, seeds=seeds), device=device, data=labelled)
     last = yield from forward_events(events)
-    return last.fields["trials"], last.text.splitlines()[0]
+    return last.fields["trials"], last.fields["settings"][0]["interval"], last.text.splitlines()[0]
 
 
 def _figures(
-    task: GlueTask, trials: Sequence[Mapping[str, Any]], folder: Path, device: str
+    task: GlueTask, trials: Sequence[Mapping[str, Any]], interval: Interval, folder: Path, device: str
 ) -> dict[str, dict[str, Any]]:
-    """Columns of the table: the figures of every seed, and what they are figures of."""
+    """Columns of the table: the figures of every seed, the interval of their mean, and what they are figures of."""
     split, *others = task.measured_on
     about = {"split": split, "sampled": task.sampled, "train": task.files["train"].name}
     about |= {"seconds": [trial["seconds"] for trial in trials]}
     columns = {task.column(split): [{name: trial["figures"][name] for name in task.metrics} for trial in trials]}
+    intervals = {task.column(split): interval}
     for other in others:  # the other half of MNLI
         reader, schema = task.read(other)
         rows = list(items(reader, schema, left_out=IssueCounter()))
         scores = columns[task.column(other)] = []
+        samples = []
         for trial in trials:
             predictor = Predictor(folder / str(trial["folder"]), device=device)
-            metrics = compute_metrics(predictor.description, rows, [answer for _, answer in predictor.answers(rows)])
+            d, answers = predictor.description, [answer for _, answer in predictor.answers(rows)]
+            metrics = compute_metrics(d, rows, answers)
             scores.append({name: metrics[name] for name in task.metrics})
-    return {column: about | {"metrics": list(task.metrics), "seeds": seeds} for column, seeds in columns.items()}
+            samples.append(resampled(row_sums(d, rows, answers, task.metrics[0])))
+        done = [{**trial, "score": one[task.metrics[0]], "rows": len(rows)} for trial, one in zip(trials, scores)]
+        intervals[task.column(other)] = interval_of_trials(done, samples)
+    about["metrics"] = list(task.metrics)
+    return {name: {**about, "seeds": seeds, "interval": intervals[name]} for name, seeds in columns.items()}
 
 
 def _submit(task: GlueTask, output: Path, device: str) -> None:
@@ -263,9 +271,10 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
     metrics = {name: row["metrics"][0] for name, row in rows.items()}
     means, cells = dict[str, float](), dict[str, str]()
     for name, row in rows.items():
-        interval = confidence_interval([100 * figures[metrics[name]] for figures in row["seeds"]])
-        means[name] = interval.mean
-        cells[name] = f"{interval.mean:.1f}" + ("" if interval.margin is None else f" ± {interval.margin:.1f}")
+        scores = [100 * figures[metrics[name]] for figures in row["seeds"]]
+        means[name] = sum(scores) / len(scores)
+        low, high = (100 * end for end in row["interval"])
+        cells[name] = f"{means[name]:.1f} ({low:.1f} to {high:.1f})"
     average, missing = macro_average(means)
     of_tasks = f" of {len(GLUE) - len(missing)} tasks" if missing else ""
     ours = ("dev", *(cells.get(name, "") for name in columns), f"{average:.1f}{of_tasks}")
@@ -276,7 +285,7 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
         lines[title] = (result["split"], *shown, str(result.get("average", "")))
     notes = [
         f"Recipe {recipe}; the best state of each training chosen on the dev set that is reported. "
-        "Means over seeds, ± 95 % interval of the mean.",
+        "Means over seeds, and their 95 % intervals over dev rows and seeds.",
         f"Figures: {', '.join(f'{name} {metric}' for name, metric in metrics.items())}.",
     ]
     if missing:

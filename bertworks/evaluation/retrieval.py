@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from html import unescape
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -143,6 +143,7 @@ def evaluate_retrieval(
     *,
     pooling: Pooling | None = None,
     max_length: int | None = None,
+    language: str | None = None,
     rerank: str | Path | None = None,
     keep_identical: bool = False,
     device: str = "auto",
@@ -152,7 +153,7 @@ def evaluate_retrieval(
 
     Args:
         data: a folder in the layout of TREC or BEIR (`read_collection`).
-        model, pooling, max_length: see `Embedder`.
+        model, pooling, max_length, language: see `Index.create`.
         rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking again.
         keep_identical: keep a query that is a document itself in its own ranking. BEIR leaves it out, as is done here
             by default, but its judgment, if there is one, counts in both.
@@ -177,8 +178,9 @@ def evaluate_retrieval(
     names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
     queries = list(collection.queries.values())
     figures: dict[str, dict[str, float]] = {}
+    settings: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "language": language, "device": device}
     with tempfile.TemporaryDirectory() as folder:
-        index = Index.create(Path(folder) / "i", model, pooling=pooling, max_length=max_length, device=device)
+        index = Index.create(Path(folder) / "i", model, **settings)
         for start in range(0, len(names), AT_ONCE):
             stop = min(start + AT_ONCE, len(names))
             index.add(texts[start:stop], names[start:stop])

@@ -24,12 +24,15 @@ NUM_BEST_SPANS = 20  # starts and ends that are combined, and answers that are k
 
 @dataclass(frozen=True)
 class Decoder:
-    """`decoder(features, logits)` is the prediction for an item; logits: float32 [M, outputs], all of the item."""
+    """`decoder(features, logits)` is the prediction for an item; logits: float32 [M, outputs], all of the item. They
+    are divided by the temperature of the task, which changes the probabilities; thresholds apply to these."""
 
     config: TaskConfig
 
     def __call__(self, features: Features, logits: Logits) -> Answer:
         labels = self.config.labels
+        if self.config.task != "regression":
+            logits = logits / np.float32(self.config.temperature)
         match self.config.task:
             case "classification":
                 p = softmax(logits[0])

@@ -27,7 +27,15 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
-from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
+from bertworks.inference.predict import (
+    COMPARED,
+    compute_file,
+    portions,
+    refuse_taken,
+    results_in,
+    rows_of_texts,
+    write_columns,
+)  # fmt: skip
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column
@@ -314,7 +322,7 @@ def embed_file(
     the input. Call it again to resume after an interruption. The output appears when it is complete.
 
     Args:
-        data: any file of rows, or of lines; rows in memory; "-" is standard input.
+        data: any file of rows, or of lines; "-" is standard input; rows in memory, see `finetune`; or a list of texts.
         text: columns, joined by a space; (): inferred.
         pooling, normalize, max_length, precision: see `Embedder`.
         whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance the identity.
@@ -329,7 +337,7 @@ def embed_file(
         raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
     make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
-    reader = RowReader(data, read)
+    reader = RowReader(rows_of_texts(data, ["text"]), read)
     columns = text_columns(reader, text)
     yield reading_note(reader, columns, f"{embedder.settings.pooling} of {embedder.dimension} dimensions")
     if embedder.precision == "int8":

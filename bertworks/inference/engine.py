@@ -162,7 +162,7 @@ class LazyModel(ModelFolder):
     def __init__(self, model: str | Path, device: str = "auto"):
         self.name, self.device = as_path(model, "model").name or str(model), device
         super().__init__(resolve_model(model))
-        _ = self.tokenizer  # refuses damaged settings here
+        _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
         self._sessions: dict[Any, OnnxModel] = {}
 
     def __str__(self) -> str:

@@ -38,7 +38,7 @@ from bertworks.training.objectives import PretrainingModel
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
 TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
-MOST_ANSWERS = 5
+MOST_ANSWERS = 5  # for a mask
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
 
@@ -47,7 +47,7 @@ Rows = tuple[tuple[str, str], ...]
 class Explanation:
     """A prediction of a model for a text, or a pair: n tokens in w words, including `[CLS]` and `[SEP]`.
 
-    answer: the prediction: names and values, the best first.
+    answer: the prediction: names and values, the best first, and all labels of a classification.
     explained: the output that is attributed, in words; "": none, without attributions.
     baseline: the token that stands for "no information".
     spans: the first token and the end of each word.
@@ -298,7 +298,8 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     frozen = network.features is not None
     if frozen and attributed[-1] is not None:
         notes.append("the encoder of this model is frozen and has no gradients: there is only occlusion")
-    return _Prediction(network.encoder, network.logits, attributed, tuple(rows), notes, frozen)
+    logits = network.logits
+    return _Prediction(network.encoder, lambda x: logits(x) / d.temperature, attributed, tuple(rows), notes, frozen)
 
 
 def _explained(
@@ -308,7 +309,7 @@ def _explained(
     first = encoded.unit[0]
     match d.task:
         case "classification" | "multilabel":
-            best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])[:MOST_ANSWERS]
+            best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
             return _label_output(d, first, target or best[0][0]), [(label, f"{p:.1%}") for label, p in best]
         case "regression":
             return (first, "the value", lambda x: x[:, 0, 0]), [("value", f"{answer['value']:.4g}")]

@@ -195,6 +195,20 @@ def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dic
         yield (sentence if index == 0 else dict.fromkeys(sentence)) | by_word
 
 
+def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
+    """A list of texts as rows in memory: one after the other in these columns. Other data as they are.
+
+    Raises:
+        UsageError: the last row has fewer texts than columns.
+    """
+    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
+        return data
+    if len(data) % len(columns):
+        what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
+        raise UsageError(what, hint="give all texts of each row, in this order")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*[iter(data)] * len(columns), strict=True)]
+
+
 def predict_file(
     model: str | Path,
     data: Data,
@@ -214,9 +228,9 @@ def predict_file(
     after an interruption. The output appears when it is complete.
 
     Args:
-        data: a file, or rows in memory as in `finetune`; "-" is standard input.
-        output: a file; "-" is standard output. Its suffix gives the format. CoNLL, for tags: the lines of the data with
-            a further column, if that is CoNLL, else words and their tags.
+        data, output: files; "-" is standard input and output. Data may also be rows in memory, see `finetune`, or texts
+            (two for each row of pairs or questions). The suffix of the output gives its format. CoNLL, for tags: the
+            lines of the data with a further column, if that is CoNLL, else words and their tags.
         text: the columns of the text; (): those of the training, else inferred.
         top_k, probabilities, threshold: see `Predictor`.
         guard_formulas: in csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
@@ -224,11 +238,11 @@ def predict_file(
     Raises:
         BertworksError, UsageError: no such model or column; a row that cannot be predicted, with its line.
     """
-    kind = kind or kind_of(output)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
-    d = predictor.description
+    d, kind = predictor.description, kind or kind_of(output)
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
+    data = rows_of_texts(data, ("question", "context") if d.task == "qa" else d.text or ("text",))
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)

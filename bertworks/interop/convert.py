@@ -227,6 +227,6 @@ from transformers import AutoTokenizer, {kind}
 tokenizer = AutoTokenizer.from_pretrained(".")  # the path of this folder
 model = {kind}.from_pretrained(".")"""
     remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
-    library = "bertworks" if head.get("model_type") == hf_mapping.OWN_TYPE else "transformers"
+    library = "bertworks" if str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE) else "transformers"
     sections = {"Use": render_code("python", python), "Notes of the conversion": remarks}
     return render_card(name, text, sections, hub={"library_name": library, "tags": "[bert, bertworks]"})

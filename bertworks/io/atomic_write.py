@@ -108,6 +108,17 @@ def refuse_unwritable(path: str | Path) -> None:
         TemporaryFile(dir=target.parent).close()
 
 
+def refuse_existing(path: str | Path | None, overwrite: bool) -> None:
+    """Check that an output file does not exist, or may be replaced.
+
+    Raises:
+        UsageError: it exists.
+    """
+    if path is not None and not overwrite and Path(path).expanduser().is_file():
+        hint = "-o ANOTHER-FILE keeps it; --overwrite replaces it"
+        raise UsageError("there is a file of that name", where=str(path), hint=hint)
+
+
 def refuse_file(folder: Path) -> None:
     """Check that an output folder is not a file and not inside a file.
 

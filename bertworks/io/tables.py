@@ -21,6 +21,7 @@ TEXT_NAMES = tuple(
     "text content contents body article document doc passage paragraph paragraphs sentence sentences raw_text "
     "raw_content plain_text maintext story abstract review comment 本文 テキスト 본문 텍스트".split()
 )
+TITLE_NAMES = ("title", "headline", "heading", "titel", "titre", "título", "titolo", "タイトル", "題名", "제목", "标题")
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
@@ -61,6 +62,7 @@ class ReadOptions:
         decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
         label_separator: The mark between several labels in one cell. Unset: inferred and printed.
         label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order: toxic,insult.
+        skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
@@ -92,6 +94,7 @@ class ReadOptions:
     decimal: Literal[".", ","] = "."
     label_separator: str | None = None
     label_names: str | None = None
+    skip_unlabelled: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -263,14 +266,19 @@ def choose_column(
     if column is not None:
         return find_column(list(columns), name, column, option)
     lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
-    by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
-    if chosen := next((by_name[candidate] for candidate in TEXT_NAMES if candidate in by_name), None):
+    if chosen := usual_column([key for key in columns if lengths[key]], TEXT_NAMES):
         return chosen
     longest = max(lengths, key=lambda key: lengths[key], default=None)
     if longest is None or lengths[longest] < _MIN_TEXT:
         what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
         raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
     return longest
+
+
+def usual_column(columns: Iterable[str], names: Iterable[str]) -> str | None:
+    """The column with a usual name, in any case; the first of the names counts most. None: there is none."""
+    by_name = {column.strip().lower(): column for column in reversed(list(columns))}
+    return next((by_name[name] for name in names if name in by_name), None)
 
 
 def find_column(columns: Sequence[str], name: str, column: str, option: str) -> str:

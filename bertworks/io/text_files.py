@@ -17,7 +17,7 @@ import tempfile
 import unicodedata
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -317,6 +317,35 @@ def format_suffix(name: str) -> str:
     """The suffix of the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+def names_file(word: str) -> bool:
+    """Whether a text is the name of a file: there is one, or it ends as one of rows or texts does."""
+    with suppress(OSError):  # a text may be too long for a name
+        if Path(word).expanduser().is_file():
+            return True
+    return format_suffix(word) in FORMATS or word.endswith(tuple(COMPRESSIONS))
+
+
+def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]:
+    """What the words of a command are: one file, or "-", or texts. A word is a text if it has a space, does not begin
+    as a path does, and is not the name of a file (`names_file`). texts: more texts, whatever is in them.
+
+    Raises:
+        UsageError: nothing is given, or more than a file; there is no such file.
+    """
+    found = [w for w in words if names_file(w) or len(w.split()) < 2 or w.startswith(("/", "./", "../", "~/"))]
+    if not found and (words or texts):
+        return [*words, *texts]
+    hint = f"if this is a text: -t {quoted(found[0])}" if found else 'name a file; or give a text: -t "A text"'
+    if len([*words, *texts]) != 1:
+        where = found[0] if found else None
+        raise UsageError("expected one file, or - for standard input, or texts", where=where, hint=hint)
+    path = Path(found[0]).expanduser()
+    if found[0] != "-" and not path.exists():
+        error = nothing_there(path)
+        raise UsageError(error.what, where=error.where, hint=f"{error.hint}; {hint}")
+    return found[0]
 
 
 def _not_text(head: bytes) -> tuple[str, str] | None:

@@ -135,6 +135,22 @@ def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collect
     return _table(counts, sorted(counts[1] | counts[2]))
 
 
+def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:
+    """Each gold entity with the prediction that overlaps it most, or None; each other prediction with None."""
+    left = [span for span in dict.fromkeys(given) if span not in set(gold)]
+    pairs: list[tuple[Span | None, Span | None]] = []
+    for span in dict.fromkeys(gold):
+        if span in given:
+            pairs.append((span, span))
+            continue
+        shared = {other: min(span[1], other[1]) - max(span[0], other[0]) for other in left}
+        best = max((other for other in left if shared[other] > 0), key=shared.__getitem__, default=None)
+        if best is not None:
+            left.remove(best)
+        pairs.append((span, best))
+    return pairs + [(None, span) for span in left]
+
+
 def tag_spans(tags: Tags, scheme: TagScheme | None = None) -> list[Span]:
     """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`. The type of
     a tag without one is "_".

@@ -73,6 +73,16 @@ def preformatted(title: str, text: str) -> str:
     return section(title, f"<pre>{escape(text.strip())}</pre>")
 
 
+def folded(title: str, text: str) -> str:
+    """A text that a click unfolds."""
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text.strip())}</pre></details>"
+
+
+def headline(text: str, warning: str = "") -> str:
+    """The result at the top of a page, and what to know before it is used."""
+    return f'<p class="headline">{escape(text)}</p>' + f'<p class="warning">{escape(warning)}</p>' * bool(warning)
+
+
 def software(versions: Mapping[str, Any]) -> str:
     """The software with which a run started."""
     listed = ", ".join(f"{escape(str(package))} {escape(str(version))}" for package, version in versions.items())
@@ -87,18 +97,18 @@ def figures(title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence
     return section(title, _table([head, *body]))
 
 
-def words(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts; the second column is the widest."""
+def words(columns: Sequence[str], rows: Sequence[Sequence[str]], wraps: bool = True) -> str:
+    """A table of texts; the second column is the widest. wraps: whether a cell may have several lines."""
     classes = ["quiet", "text", *["cell"] * len(columns)]
     head = [f"<th>{escape(column)}</th>" for column in columns]
     body = [[f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)] for row in rows]
-    return _table([head, *body], ' class="words"')
+    return _table([head, *body], f' class="words{"" if wraps else " whole"}"')
 
 
 def _table(rows: Sequence[Sequence[str]], attributes: str = "") -> str:
     """rows: HTML of cells."""
     body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
-    return f'<div class="scroll"><table{attributes}>\n{body}\n</table></div>'
+    return f'<div class="scroll" tabindex="0"><table{attributes}>\n{body}\n</table></div>'
 
 
 def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
@@ -132,6 +142,24 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
     return _figure(title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>'])
 
 
+def intervals(title: str, bars: Sequence[tuple[str, float, Point]], show: Show, marked: str = "") -> str:
+    """A dot and a horizontal interval for each (name, value, interval), under its name. marked: the name of one."""
+    marks = ticks(min(low for _, _, (low, _) in bars), max(high for _, _, (_, high) in bars), 5)
+    axes, height = _Axes(marks[0], marks[-1], 0, 1), TOP + BOTTOM + 38 * len(bars)
+    parts = []
+    for x in marks:
+        across, anchor = f"{axes.place(x, 0)[0]:.1f}", "end" if x == marks[-1] else "middle"
+        parts.append(f'<line class="grid" x1="{across}" x2="{across}" y1="{TOP}" y2="{height - BOTTOM}"/>')
+        parts.append(f'<text x="{across}" y="{height - BOTTOM + 17}" text-anchor="{anchor}">{show(x)}</text>')
+    for number, (name, value, ends) in enumerate(bars):
+        (low, _), (middle, _), (high, _) = (axes.place(x, 0) for x in (ends[0], value, ends[1]))
+        y, style = TOP + 38 * number + 28, "held" if name == marked else "train"
+        parts.append(f'<text x="{LEFT}" y="{y - 12}">{escape(name)}: {show(value)}</text><g class="{style}">')
+        parts.append(f'<line class="path" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<circle class="dot" cx="{middle:.1f}" cy="{y}" r="4.5"/></g>')
+    return _figure(title, "", f"{title}: {bars[0][0]} {show(bars[0][1])}", parts, height)
+
+
 class _Axes(NamedTuple):
     """The numbers at the edges of a chart."""
 
@@ -161,11 +189,11 @@ class _Axes(NamedTuple):
         yield f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{escape(name)}</text>'
 
 
-def _figure(title: str, legend: str, description: str, parts: Sequence[str]) -> str:
+def _figure(title: str, legend: str, description: str, parts: Sequence[str], height: int = HEIGHT) -> str:
     drawn = "\n".join(parts)
     return (
         f"<figure><figcaption>{escape(title)}{legend}</figcaption>\n"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(description)}">\n{drawn}\n</svg></figure>'
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(description)}">\n{drawn}\n</svg></figure>'
     )
 
 

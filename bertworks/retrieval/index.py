@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
@@ -17,16 +17,16 @@ import torch
 
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.datasets.values import ID_NAMES, label_text
-from bertworks.errors import BertworksError, UsageError, as_path, listed
+from bertworks.datasets.values import ID_NAMES, first_rows, label_text
+from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, normalized, reading_note, row_text, text_columns
+from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predict import fingerprint, notes_on, portions
-from bertworks.io.tables import Data, ReadOptions, find_column
+from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
-from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k
+from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state
 from bertworks.retrieval.store import MANIFEST, NAMED, Documents, Manifest, Sources, create_index, refuse_documents
 
 Ranking = Literal["hybrid", "dense", "bm25"]
@@ -34,6 +34,7 @@ RERANKED = 50  # minimum number of hits that are reranked
 _MIN_CANDIDATES = 128  # of approximate search
 _MAX_SCORES = 1 << 24  # in memory
 _COMPACTED_ROWS = 1 << 16  # of a segment that `compact` writes
+_NUMBERED = "a number; a file that has changed is added again as a whole"
 _ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
 
@@ -42,6 +43,8 @@ class Hit(TypedDict):
 
     id: str
     score: float  # cosine; BM25, without upper bound; hybrid: by ranks, at most 2/61; or the score of the reranker
+    cosine: float | None  # of the vectors of query and text; None with the ranking "bm25", which needs no model
+    title: str  # in `fields`; "": none
     text: str
     fields: dict[str, Any]  # the other columns of its row
 
@@ -73,20 +76,24 @@ class Index(Documents):
         *,
         pooling: Pooling | None = None,
         max_length: int | None = None,
+        language: str | None = None,
         device: str = "auto",
     ) -> Self:
         """An index without documents.
 
         Args:
             model, pooling, max_length: see `Embedder`.
+            language: of the texts, as "english". Words are then compared by their stems, and stop words are left out
+                of queries, for the rankings "bm25" and "hybrid". None: words are compared as they are written.
 
         Raises:
-            UsageError: the folder is not empty.
+            UsageError: the folder is not empty, or there is no stemmer for the language.
         """
         refuse_documents(as_path(folder))  # before the model is read
+        words = words_state(language)
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
-        manifest = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
+        manifest = Manifest(model=name, fingerprint=embedder.fingerprint | words, dimension=embedder.dimension)
         create_index(Path(folder), manifest)
         return cls(folder, model=model, device=device)
 
@@ -133,7 +140,8 @@ class Index(Documents):
         with self.changing():
             numbers = np.flatnonzero(self.alive)
             sources = self.manifest.sources if len(numbers) else {}  # the files of an empty index are read again
-            manifest = replace(self.manifest, segments={}, neighbours=(), sources=sources)
+            state = {**self.manifest.fingerprint, **words_state(self.manifest.fingerprint.get("language"))}
+            manifest = replace(self.manifest, segments={}, neighbours=(), sources=sources, fingerprint=state)
             for start in range(0, len(numbers), _COMPACTED_ROWS):
                 documents = [self.segment_of(number) for number in numbers[start : start + _COMPACTED_ROWS]]
                 rows = [segment.row(row) for segment, row in documents]
@@ -171,13 +179,21 @@ class Index(Documents):
             raise UsageError(f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}")
         reranker = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
         candidates = max(4 * k, _MIN_CANDIDATES if ranking == "dense" else DEPTH) if approximate else None
-        (scores,) = self.scores([query], ranking, candidates)
+        vectors = None if ranking == "bm25" else self._vectors([query])
+        scores = self._scores(query, ranking, None if vectors is None else self._cosines(vectors, candidates)[0])
         numbers = top_k(scores, k if reranker is None else max(k, RERANKED))
-        rows, final = [segment.row(row) for segment, row in map(self.segment_of, numbers)], scores[numbers]
+        hits = [self._hit(number, float(scores[number]), vectors) for number in numbers]
         if reranker is not None:
-            final = reranker(query, [row["text"] for row in rows])
-        hits = ((rows[number], float(final[number])) for number in top_k(final, k))
-        return [Hit(id=row["id"], score=score, text=row["text"], fields=row["fields"]) for row, score in hits]
+            for hit, score in zip(hits, reranker(query, [hit["text"] for hit in hits]), strict=True):
+                hit["score"] = float(score)
+            hits.sort(key=lambda hit: -hit["score"])
+        return hits[:k]
+
+    def _hit(self, number: int, score: float, vectors: Vectors | None) -> Hit:
+        segment, place = self.segment_of(number)
+        cosine, row = None if vectors is None else float(vectors[0] @ segment.vectors[place]), segment.row(place)
+        title = str(row["fields"].get(usual_column(row["fields"], TITLE_NAMES)) or "")
+        return Hit(id=row["id"], score=score, cosine=cosine, title=title, text=row["text"], fields=row["fields"])
 
     def build_graph(self) -> float:
         """Build the graph for approximate search of all documents. Later documents are searched exactly until it is
@@ -194,19 +210,18 @@ class Index(Documents):
         nearest = (set(top_k(row, 11).tolist()) for row in scores)
         return float(np.mean([len(exact & set(row)) / len(exact) for exact, row in zip(nearest, numbers.tolist())]))
 
-    def scores(
-        self, queries: Sequence[str], ranking: Ranking = "hybrid", candidates: int | None = None
-    ) -> Iterator[Scores]:
-        """For each query float32 [documents, including deleted ones]: -inf if a document is no hit. candidates: number
-        of documents that the graph scores; None: all documents have a vector score."""
+    def scores(self, queries: Sequence[str], ranking: Ranking = "hybrid") -> Iterator[Scores]:
+        """For each query float32 [documents, including deleted ones]: -inf if a document is no hit."""
         size = max(1, _MAX_SCORES // max(1, len(self.alive)))
         for start in range(0, len(queries), size):
             group = queries[start : start + size]
-            if ranking == "bm25":
-                yield from map(self._bm25, group)
-                continue
-            for query, cosines in zip(group, self._cosines(group, candidates), strict=True):
-                yield cosines if ranking == "dense" else fuse_rankings(cosines, self._bm25(query))
+            rows = [None] * len(group) if ranking == "bm25" else self._cosines(self._vectors(group))
+            yield from (self._scores(query, ranking, row) for query, row in zip(group, rows, strict=True))
+
+    def _scores(self, query: str, ranking: Ranking, cosines: Scores | None) -> Scores:
+        if cosines is None or ranking == "dense":
+            return self._bm25(query) if cosines is None else cosines
+        return fuse_rankings(cosines, self._bm25(query))
 
     @property
     def embedder(self) -> Embedder:
@@ -245,6 +260,7 @@ class Index(Documents):
         for name, text, values in zip(names, texts, fields, strict=True):
             rows.pop(name, None)
             rows[name] = {"id": name, "text": text, "fields": values}
+        _ = self.language  # report another stemmer before vectors are computed
         before, prompt = len(self), self.embedder.settings.prompt("document", "passage", "corpus")
         vectors = normalized(self.embedder.embed([row["text"] for row in rows.values()], prompt=prompt))
         manifest = self.without(list(rows))
@@ -252,10 +268,13 @@ class Index(Documents):
         self.commit(self.with_segment(manifest, list(rows.values()), vectors))
         return before + len(texts) - len(self)
 
-    def _cosines(self, queries: Sequence[str], candidates: int | None) -> Scores:
-        """Cosines [queries, documents]."""
-        vectors = normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
-        scores = np.full((len(queries), len(self.alive)), -np.inf, np.float32)
+    def _vectors(self, queries: Sequence[str]) -> Vectors:
+        return normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
+
+    def _cosines(self, vectors: Vectors, candidates: int | None = None) -> Scores:
+        """Cosines [queries, documents]. candidates: number of documents that the graph scores; None: all documents are
+        scored."""
+        scores = np.full((len(vectors), len(self.alive)), -np.inf, np.float32)
         covered = 0
         if candidates is not None:
             covered = int(self.edges[len(self.manifest.neighbours)])
@@ -270,7 +289,7 @@ class Index(Documents):
 
     def _bm25(self, query: str) -> Scores:
         try:
-            return bm25(query, [segment.postings for segment in self.segments], self.alive)
+            return bm25(query, [segment.postings for segment in self.segments], self.alive, self.language)
         except IndexError:
             what = "words are in documents that do not exist"
             raise BertworksError(what, where=str(self.folder), hint="make it again") from None
@@ -285,6 +304,7 @@ def index_file(
     identity: str | None = None,
     pooling: Pooling | None = None,
     max_length: int | None = None,
+    language: str | None = None,
     device: str = "auto",
     read: ReadOptions = ReadOptions(),
 ) -> Iterator[Event]:
@@ -294,21 +314,22 @@ def index_file(
     Args:
         documents: any file of rows or lines; rows in memory; "-" is standard input.
         model: None: the model of the index; `minilm` for a new index.
-        text: columns, joined by a space; (): inferred. The other columns are stored with the text.
+        text: columns, joined by a space; (): inferred, and that of titles, unless all texts begin with their titles.
+            The title and the other columns are stored with the text.
         identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
             replaces one with the same id.
-        pooling, max_length: of a new index, see `Embedder`.
+        pooling, max_length, language: of a new index, see `Index.create`.
 
     Raises:
-        BertworksError, UsageError: no such model or column; a row without id; an index of another model.
+        BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
     """
-    folder = as_path(folder)
-    reader = RowReader(documents, read)
-    columns = text_columns(reader, text)
+    folder, reader = as_path(folder), RowReader(documents, read)
+    columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
-    index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length)
-    id_note = id_column or "a number; a file that has changed is added again as a whole"
-    yield reading_note(reader, columns, f"id: {id_note}")
+    index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length, language=language)
+    hint = f"; --text {quoted(columns[-1])} leaves the title out" if title in columns and not text else ""
+    hint += f"; bm25 compares the stems of {index.language}" if index.language else ""
+    yield reading_note(reader, columns, f"id: {id_column or _NUMBERED}{hint}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
     source, empty, replaced = fingerprint(reader, columns, id_column), IssueCounter(), 0
@@ -327,7 +348,7 @@ def index_file(
             kept = [(row, text) for row, text in portion if text]
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            fields = [{k: v for k, v in row.values.items() if k not in (id_column, *columns)} for row, _ in kept]
+            fields = [_fields(row, {id_column, *columns} - {title}) for row, _ in kept]
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
@@ -344,7 +365,8 @@ def _open_or_create(folder: Path, model: str | Path | None, device: str, **setti
         return Index.create(folder, name, device=device, **settings)
     for setting, value in settings.items():
         if value not in (None, stored := index.manifest.fingerprint.get(setting)):
-            raise UsageError(f"the index has {setting} {stored}, not {value}", where=str(folder), hint="leave it out")
+            hint = "leave it out, or make another index"
+            raise UsageError(f"the index has {setting} {stored}, not {value}", where=str(folder), hint=hint)
     _ = index.embedder  # report a wrong model before rows are read
     return index
 
@@ -355,11 +377,25 @@ def _done(index: Index, what: str, replaced: int) -> Event:
     return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
 
 
+def _fields(row: Row, used: Container[str | None]) -> dict[str, Any]:
+    return {name: value for name, value in row.values.items() if name not in used}
+
+
+def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The columns of the text; and that of titles, which is stored as well, "" if there is none or it is all the text.
+    Titles are text unless `text` names other columns, or each text begins with its title."""
+    columns, title = text_columns(reader, text), usual_column(reader.columns, TITLE_NAMES) or ""
+    sample = [] if text else [(row.values.get(title), str(row.values.get(columns[0]))) for row in first_rows(reader)]
+    is_missing = any(name and not content.startswith(name) for name, content in sample if isinstance(name, str))
+    if title not in columns and is_missing and all(isinstance(name, str | None) for name, _ in sample):
+        columns = (title, *columns)
+    return columns, "" if columns == (title,) else title
+
+
 def _id_column(reader: RowReader, name: str | None, text_columns: Sequence[str]) -> str | None:
     if name is not None:
         return find_column(reader.columns, reader.name, name, "--id")
-    others = {column.strip().lower(): column for column in reversed(reader.columns) if column not in text_columns}
-    return next((others[usual] for usual in _ID_NAMES if usual in others), None)
+    return usual_column([column for column in reader.columns if column not in text_columns], _ID_NAMES)
 
 
 def _row_id(row: Row, column: str) -> str:

@@ -1,7 +1,8 @@
 """Scores of documents and their order.
 
 - BM25 over postings. Words are runs of letters and digits in lower case; for Korean and for scripts without spaces,
-  pairs of neighbouring characters. Postings hold a 64-bit hash of each word, no list of words.
+  pairs of neighbouring characters. With a language, words are stemmed, and its stop words are left out of queries.
+  Postings hold a 64-bit hash of each word, no list of words.
 - `top_k`, `fuse_rankings`, `ranking_figures`: nDCG, average precision, recall
 - `Reranker`: a model fine-tuned on pairs of texts that scores texts for a query
 """
@@ -10,16 +11,18 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import NamedTuple
+from pkgutil import iter_modules
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.checkpoints.model_folder import TaskConfig
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, optional_import
 from bertworks.inference.predictor import Predictor
 
 K1, B = 1.2, 0.75  # Lucene's
@@ -44,20 +47,76 @@ class Postings(NamedTuple):
     lengths: NDArray[np.int32]  # [N], words in each text
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a text, in order."""
+def words_of(text: str, language: str | None = None) -> list[str]:
+    """The words of a text, in order. language: whose stemmer reduces them; None: they stay as they are."""
     words: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).lower()):
         run = match[0]
         words += [run] if match[1] is None or len(run) == 1 else [run[i : i + 2] for i in range(len(run) - 1)]
-    return words
+    return [_stem(word, language) for word in words] if language else words
 
 
-def postings(texts: Iterable[str]) -> Postings:
+def query_words(query: str, language: str | None = None) -> list[str]:
+    """The words of a query without the stop words of a language, unless it has no other words."""
+    words = (word for word in words_of(query) if word not in stop_words_of(language))
+    return words_of(" ".join(words) or query, language)
+
+
+def matches_of(query: str, text: str, language: str | None = None) -> list[tuple[int, int]]:
+    """Where words of a query are in a text: start and end of each match, in characters."""
+    words, spans = set(query_words(query, language)), list[tuple[int, int]]()
+    for match in _WORD.finditer(text):
+        start, end = match.span()
+        width = end - start if match[1] is None or end - start == 1 else 2
+        for first in range(start, end - width + 1):
+            if not words.isdisjoint(words_of(text[first : first + width], language)):
+                begin = spans.pop()[0] if spans and spans[-1][1] >= first > start else first
+                spans.append((begin, first + width))
+    return spans
+
+
+@cache
+def stemmer_of(language: str) -> Any:
+    """The class of a language's stemmer. The classes are named here because `snowballstemmer.stemmer` may take those of
+    another package, with other stems.
+
+    Raises:
+        UsageError: there is none. The hint lists all languages.
+        BertworksError: snowballstemmer is not installed.
+    """
+    with optional_import("stemming", "snowballstemmer"):
+        import snowballstemmer
+    names = [name.removesuffix("_stemmer") for _, name, _ in iter_modules(snowballstemmer.__path__) if "_stem" in name]
+    if language not in names:
+        raise UsageError(f"there is no stemmer for {language!r}", hint=f"name one of {', '.join(sorted(names))}")
+    module = import_module(f"snowballstemmer.{language}_stemmer")
+    return getattr(module, f"{language.title().replace('_', '')}Stemmer")
+
+
+def words_state(language: str | None) -> dict[str, str]:
+    """What the words of an index depend on: the language, and what stems its words, because other versions may give
+    other stems; {} without a language. Raises as `stemmer_of`."""
+    stemmer = language and f"{stemmer_of(language).__name__} {metadata.version('snowballstemmer')}"
+    return {"language": language, "stemmer": stemmer} if language and stemmer else {}
+
+
+@lru_cache(1 << 18)
+def _stem(word: str, language: str) -> str:
+    return str(stemmer_of(language)().stemWord(word))  # a new stemmer: its word is part of its state
+
+
+@cache
+def stop_words_of(language: str | None) -> frozenset[str]:
+    """The stop words of a language, from stop_words.txt; none if it has no list there."""
+    _, *lists = Path(__file__).with_name("stop_words.txt").read_text(encoding="utf-8").split("\n\n")
+    return next((frozenset(words) for name, *words in map(str.split, lists) if name == language), frozenset())
+
+
+def postings(texts: Iterable[str], language: str | None = None) -> Postings:
     """The postings of some texts."""
     hashes, numbers, counts, lengths = list[int](), list[int](), list[int](), list[int]()
     for number, text in enumerate(texts):
-        words = words_of(text)
+        words = words_of(text, language)
         lengths.append(len(words))
         counted = Counter(words)
         hashes += map(hash_of, counted)
@@ -74,7 +133,7 @@ def postings(texts: Iterable[str]) -> Postings:
     )
 
 
-def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_]) -> Scores:
+def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], language: str | None = None) -> Scores:
     """The score of every text of all parts, in order; -inf for a text without a word of the query, and for texts that
     are not alive, which are ignored in all counts. alive: bool [texts].
 
@@ -88,7 +147,7 @@ def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_]) -> Sco
     lengths = np.concatenate([part.lengths for part in parts])
     mean = max(1.0, int(lengths[alive].sum()) / total)
     edges = np.cumsum([0, *(len(part.lengths) for part in parts)])
-    for word, times in Counter(words_of(query)).items():
+    for word, times in Counter(query_words(query, language)).items():
         spans = [_span(part, hash_of(word)) for part in parts]
         texts = np.concatenate([edge + part.texts[span] for edge, part, span in zip(edges, parts, spans)])
         counts = np.concatenate([part.counts[span] for part, span in zip(parts, spans)])

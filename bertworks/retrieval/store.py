@@ -23,7 +23,7 @@ from bertworks.errors import BertworksError, UsageError, optional_import, quoted
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.io.tables import as_json
-from bertworks.retrieval.ranking import Postings, hash_of, postings
+from bertworks.retrieval.ranking import Postings, hash_of, postings, words_state
 
 MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2  # format 1 had no checksums
 NAMED = "named:"  # prefix of the fingerprint of a source with ids
@@ -31,13 +31,15 @@ _DAMAGED = "make the index again: delete its folder and repeat the `bertworks in
 _GRAPH_LINKS, _GRAPH_WIDTH = 32, 128  # links of each vector; minimum number of candidates during a search
 
 Sources = Mapping[str, tuple[int, bool]]
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The state of an index.
 
-    model: path or name of the model. fingerprint: all that the vectors depend on (`Embedder.fingerprint`).
+    model: path or name of the model. fingerprint: all that the vectors depend on (`Embedder.fingerprint`),
+        and the language and stemmer of the words, if they are stemmed.
     segments: name -> base64 of a bit for each row, 1 if the row is deleted; "": no row is.
     sources: fingerprint of an indexed file -> number of rows that were read, and whether these are all.
     next_segment, next_row: numbers that were never used.
@@ -79,7 +81,7 @@ def read_manifest(folder: Path) -> Manifest:
         if (version, "sha256" in content) != (1, False) and content["sha256"] != json_sha256(content):
             raise ValueError
         m = Manifest(**{name: value for name, value in content.items() if name not in ("format", "sha256")})
-        settings = {"pooling": str, "normalize": bool, "max_length": int}
+        settings = {"pooling": str, "normalize": bool, "max_length": int, "language": str, "stemmer": str}
         is_valid = (
             all(type(number) is int and number > 0 for number in (m.dimension, m.next_row, m.next_segment))
             and all(type(m.fingerprint.get(name)) in (kind, type(None)) for name, kind in settings.items())
@@ -195,11 +197,13 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     return segment
 
 
-def write_segment(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], vectors: NDArray[np.float32]) -> None:
+def write_segment(
+    folder: Path, name: str, rows: Rows, vectors: NDArray[np.float32], language: str | None = None
+) -> None:
     """Write a segment that no manifest names yet. rows: with `id`, `text` and `fields`."""
     lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
     write_bytes(folder / f"{name}.jsonl", b"".join(lines))
-    words = postings(row["text"] for row in rows)
+    words = postings((row["text"] for row in rows), language)
     arrays = {f"postings.{key}": array for key, array in words._asdict().items()} | {
         "vectors": vectors,
         "keys": np.array([hash_of(row["id"]) for row in rows], np.int64),
@@ -256,6 +260,23 @@ class Documents:
     def __len__(self) -> int:
         return int(self.alive.sum())
 
+    @property
+    def language(self) -> str | None:
+        """The language whose stems the words are; None: they are not stemmed.
+
+        Raises:
+            BertworksError: its stemmer is not installed, or is of another version than that of the index.
+        """
+        words, expected = (
+            words_state(self.manifest.fingerprint.get("language")),
+            self.manifest.fingerprint.get("stemmer"),
+        )
+        if (found := words.get("stemmer")) != expected:
+            what = f"the words of this index were stemmed by {expected}, and {found} may give other stems"
+            hint = f"bertworks index -o {quoted(self.folder)} --compact stems them again"
+            raise BertworksError(what, where=str(self.folder), hint=hint)
+        return words.get("language")
+
     def segment_of(self, number: int) -> tuple[Segment, int]:
         """The segment of a document, and the number of its row there."""
         position = int(self.edges.searchsorted(number, "right")) - 1
@@ -290,12 +311,10 @@ class Documents:
         if not self.manifest.neighbours:
             (self.folder / GRAPH).unlink(missing_ok=True)
 
-    def with_segment(
-        self, manifest: Manifest, rows: Sequence[dict[str, Any]], vectors: NDArray[np.float32]
-    ) -> Manifest:
+    def with_segment(self, manifest: Manifest, rows: Rows, vectors: NDArray[np.float32]) -> Manifest:
         """Write a segment. The manifest with it."""
         name = f"segment-{manifest.next_segment:06d}"
-        write_segment(self.folder, name, rows, vectors)
+        write_segment(self.folder, name, rows, vectors, manifest.fingerprint.get("language"))
         segments = {**manifest.segments, name: ""}
         manifest = replace(manifest, segments=segments, next_segment=manifest.next_segment + 1)
         return manifest.with_sums(self.folder, [f"{name}.safetensors", f"{name}.jsonl"])

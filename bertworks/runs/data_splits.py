@@ -4,7 +4,9 @@
 - `describe_task`: the task, the labels and how texts are read, as a `TaskConfig`
 """
 
+import hashlib
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,7 @@ Method = Literal["auto", "full", "frozen", "cosine"]
 FEW_ROWS = 2000  # fewer are too few to set some aside: scores come from cross-validation, the model from all rows
 PARTS, EVALUATED = 3, 2  # of the rows in a cross-validation, and those that are predicted by a model of the others
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
+FEWEST_GROUPS = 10  # documents, or different texts, that are divided as a whole
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 LISTED = 5  # rows named in a note
@@ -87,8 +90,8 @@ def read_data(
         validation: without a dev file: "split": a random tenth of the rows is dev (at most MAX_DEV_ROWS), with the same
             fraction of every label. "folds": all rows are train, and dev has those that are predicted by models of the
             others. "auto": folds for less than FEW_ROWS rows. Neither depends on the seed of the run.
-        group: a column; rows with the same value stay on one side of the split. Questions about the same context
-            always do.
+        group: a column; rows with the same value stay on one side of the split. Questions about the same context and
+            rows with the same texts always do, and sentences of a document if there are FEWEST_GROUPS documents.
         fold: number and count: this one of `count` parts is the dev data.
         whole_documents: documents of a CoNLL file stay on one side, because their sentences are read together.
 
@@ -97,16 +100,11 @@ def read_data(
         BertworksError: rows that cannot be used for training: all of them, with their lines; too few rows.
     """
     path, dev = find_files(stored(data), None if dev is None else stored(dev, "dev rows"))
-    if fold is not None and dev is not None:
-        hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
-        raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(path), hint=hint)
-    reader, dev_reader = _open(path, dev, read, is_fold=fold is not None)
+    (reader, dev_reader), empty = _open(path, dev, read, fold), IssueCounter()
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
-    empty = IssueCounter()
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
-    if schema.task == "tagging":
-        schema = _with_scheme(schema, all_items, notes)
+    schema = _with_scheme(schema, all_items, notes)
     by_document, by_parts = group is not None or whole_documents, False
     if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
@@ -115,36 +113,50 @@ def read_data(
     elif by_parts := fold is None and _wants_parts(validation, all_items):
         train, held_out = all_items, list[Item]()
     else:
-        groups = _groups(all_items, schema, by_document=by_document)
+        groups = _groups(all_items, schema, notes, by_document=by_document)
         train, held_out = divide(all_items, schema, groups, fold, str(path))
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
         how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
         notes += [f"evaluated on {how}", *_document_notes(train, held_out, schema)]
-    if empty.count:
-        notes.append(f"rows without text are left out: {empty}")
-    if schema.task == "spans":
-        notes += _count_note(list(filter(overlapping, train)), "texts have overlapping spans: the later one wins")
-    if schema.task == "qa":
-        wrong = list(filter(misplaced, train))
-        train = [item for item in train if not misplaced(item)]
-        notes += _count_note(wrong, "answers are not at their position in the context, and are left out of train")
+    notes += [f"rows without text are left out: {empty}"] if empty.count else []
+    train = _usable(train, schema, notes)
     parts: tuple[list[int], ...] = ()
     if fold is None and _wants_parts(validation, train):
-        groups = _groups(train, schema, by_document=by_document)
-        strata = _strata(train, schema, groups, keyed_rng("folds", 0))
-        parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
-        if by_parts:
-            held_out = [train[n] for part in parts[:EVALUATED] for n in part]
-            how = f"{len(held_out):,} of the {len(train):,} rows, by models of the other rows ({PARTS} folds)"
-            notes += [f"evaluated on {how}", *_document_notes(*_of_fold(train, parts[0]), schema)]
+        groups = _groups(train, schema, notes if by_parts else [], by_document=by_document)
+        parts = _cut_into_parts(train, schema, groups)
+    held_out = _validated_rows(train, parts, schema, notes) if by_parts else held_out
     if not train or not held_out or not all(parts):
-        what = f"{len(all_items)} rows are too few to train and to evaluate"
-        raise BertworksError(what, where=str(path), hint="--dev FILE")
+        raise BertworksError(f"{len(all_items)} rows are too few to train and to evaluate",
+                             where=str(path), hint="--dev FILE")  # fmt: skip
     return LabelledData(schema, train, held_out, notes, parts, by_parts)
 
 
 def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
     return validation == "folds" or (validation == "auto" and len(rows) < FEW_ROWS)
+
+
+def _cut_into_parts(rows: Sequence[Item], schema: Schema, groups: Sequence[Hashable]) -> tuple[list[int], ...]:
+    """The numbers of the rows in each of PARTS parts of equal size."""
+    strata = _strata(rows, schema, groups, keyed_rng("folds", 0))
+    return tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
+
+
+def _validated_rows(train: Sequence[Item], parts: Sequence[list[int]], schema: Schema, notes: list[str]) -> list[Item]:
+    rows = [train[n] for part in parts[:EVALUATED] for n in part]
+    notes.append(f"evaluated on {len(rows):,} of the {len(train):,} rows, by models of the other rows ({PARTS} folds)")
+    notes += _document_notes(*_of_fold(train, parts[0]), schema)
+    return rows
+
+
+def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
+    """The rows that can be learned. Notes name the others."""
+    if schema.task == "spans":
+        notes += _count_note(list(filter(overlapping, train)), "texts have overlapping spans: the later one wins")
+    if schema.task != "qa":
+        return train
+    what = "answers are not at their position in the context, and are left out of train"
+    notes += _count_note(list(filter(misplaced, train)), what)
+    return [item for item in train if not misplaced(item)]
 
 
 def _of_fold(rows: Sequence[Item], part: Collection[int]) -> tuple[list[Item], list[Item]]:
@@ -153,8 +165,11 @@ def _of_fold(rows: Sequence[Item], part: Collection[int]) -> tuple[list[Item], l
     return [item for n, item in enumerate(rows) if n not in held_out], [rows[n] for n in part]
 
 
-def _open(path: File, dev: File | None, read: ReadOptions, *, is_fold: bool) -> tuple[RowReader, RowReader | None]:
+def _open(path: File, dev: File | None, read: ReadOptions, fold: Fold | None) -> tuple[RowReader, RowReader | None]:
     """The readers of the training data and of the dev data, if there is any: a file, or a part of the same file."""
+    if fold is not None and dev is not None:
+        hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
+        raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(path), hint=hint)
     try:
         return RowReader(path, read), None if dev is None else RowReader(dev, read)
     except SplitsError as error:
@@ -163,7 +178,7 @@ def _open(path: File, dev: File | None, read: ReadOptions, *, is_fold: bool) -> 
         if dev is not None or read.split or len(train) != 1 or len(held) > 1:
             raise
         readers = [RowReader(path, replace(read, split=name)) for name in (*train, *held)]
-        return readers[0], readers[1] if held and not is_fold else None
+        return readers[0], readers[1] if held and fold is None else None
 
 
 def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[Item]:
@@ -177,6 +192,8 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
 def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) -> Schema:
     """The schema, which tells whether the tags are bare types of entities. They need an O that is more frequent than
     each type: else they are parts of speech. A note says what the tags mark."""
+    if schema.task != "tagging":
+        return schema
     most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][0]
     # One character before or after a type: the tags mark entities in a way that is not known.
     marked = sum(re.fullmatch(r"\w[-_].+|.+[-_]\w", tag) is not None for tag in schema.labels)
@@ -290,9 +307,38 @@ def _count_note(rows: Sequence[Item], what: str) -> list[str]:
     return [f"{len(rows):,} {what}: {first_names([item.where for item in rows], LISTED)}"] if rows else []
 
 
-def _groups(all_items: Sequence[Item], schema: Schema, *, by_document: bool) -> list[Hashable]:
-    """For each item, the group that stays together: the smallest ones that divide no document and, of questions, no
-    context (union-find)."""
+def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
+    """Equal for copies: white space and forms of Unicode make no difference, nor does case with `lowercase`."""
+    joined = "\0".join(" ".join(unicodedata.normalize("NFKC", text).split()) for text in texts)
+    joined = joined.casefold() if lowercase else joined
+    return hashlib.blake2b(joined.encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _groups(all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_document: bool) -> list[Hashable]:
+    """For each item, the group that stays together: questions on a context, rows with the same texts, rows of a
+    document. Notes say what is kept together that the user did not name. Fewer than FEWEST_GROUPS documents, or texts
+    that differ, cannot be divided well: they are divided by rows."""
+    rows: list[Hashable] = list(range(len(all_items)))
+    documents = [item.document or row for item, row in zip(all_items, rows, strict=True)]
+    if not by_document and len(set(documents)) < len(rows) and len({x.document for x in all_items}) >= FEWEST_GROUPS:
+        by_document = True
+        notes.append(f"kept together: sentences of a document, {len(set(documents)):,} documents")
+    groups = documents if by_document else rows
+    if schema.task == "qa":
+        return _joined(groups, [text_key(item.texts[1:]) for item in all_items])
+    keys = [text_key(item.texts) for item in all_items]
+    joined = _joined(groups, keys)
+    # Short sentences that are in many documents would make one group of these.
+    largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
+    if len(set(joined)) < FEWEST_GROUPS or (by_document and max(Counter(joined).values()) > largest):
+        return groups
+    if copies := sum(count for count in Counter(keys).values() if count > 1):
+        notes.append(f"kept together: {copies:,} rows with the text of another row")
+    return joined
+
+
+def _joined(groups: Sequence[Hashable], keys: Sequence[Hashable]) -> list[Hashable]:
+    """The smallest groups that divide none of `groups`, and no items with the same key (union-find)."""
     parent: dict[Hashable, Hashable] = {}
 
     def root(key: Hashable) -> Hashable:
@@ -301,10 +347,8 @@ def _groups(all_items: Sequence[Item], schema: Schema, *, by_document: bool) -> 
             key = above
         return key
 
-    groups = [item.document if by_document and item.document else number for number, item in enumerate(all_items)]
-    if schema.task == "qa":
-        for group, item in zip(groups, all_items, strict=True):
-            parent[root(group)] = root(("context", item.texts[1]))
+    for group, key in zip(groups, keys, strict=True):
+        parent[root(group)] = root(("key", key))
     return list(map(root, groups))
 
 
@@ -318,9 +362,12 @@ def divide(
         fold: see `read_data`. name: of the file.
 
     Raises:
-        UsageError: fewer groups than folds.
+        UsageError: fewer groups than folds. BertworksError: a single group.
     """
-    if fold and (num_groups := len(set(groups))) < fold[1]:
+    if (num_groups := len(set(groups))) == 1 < len(all_items):
+        what = f"all {len(all_items):,} rows are of one context or group: they cannot be divided"
+        raise BertworksError(what, where=name, hint="--dev FILE")
+    if fold and num_groups < fold[1]:
         what = f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are {num_groups:,}"
         hint = f"--folds {num_groups}, or fewer" if num_groups > 1 else "leave --folds out"
         raise UsageError(what, where=name, hint=hint)
@@ -364,12 +411,13 @@ def _fold(strata: list[list[list[int]]], number: int, count: int) -> set[int]:
 def _strata(
     all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], generator: Generator
 ) -> list[list[list[int]]]:
-    """Groups, as numbers of items, shuffled. Items without groups are separated by label."""
+    """Groups, as numbers of items, shuffled; separated by their most frequent label if they are no larger than dev."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, key in enumerate(groups):
         members[key].append(number)
     strata: dict[str, list[list[int]]] = defaultdict(list)
-    by_label = schema.task in ("classification", "choice") and len(members) == len(all_items)
+    by_label, largest = schema.task in ("classification", "choice"), max(1, round(DEV_FRACTION * len(all_items)))
     for numbers in members.values():
-        strata[str(all_items[numbers[0]].label) if by_label else ""].append(numbers)
+        label = Counter(all_items[n].label for n in numbers).most_common(1)[0][0] if by_label else ""
+        strata[str(label) if len(numbers) <= largest else ""].append(numbers)
     return [[rows[n] for n in generator.permutation(len(rows)).tolist()] for _, rows in sorted(strata.items())]

@@ -4,7 +4,6 @@
 - `check_file`: the report on a file, without a training
 """
 
-import hashlib
 import math
 import unicodedata
 from collections import Counter
@@ -25,7 +24,7 @@ from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference.decoding import make_featurizer
 from bertworks.io.tables import Data
-from bertworks.runs.data_splits import LabelledData, describe_task, read_data
+from bertworks.runs.data_splits import LabelledData, describe_task, read_data, text_key
 from bertworks.runs.task_metrics import named_spans
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
@@ -94,8 +93,8 @@ class DatasetReport:
     unit: what is counted there; "": rows.
     targets: of a regression: `min`, `mean`, `max`, `deviation` in train.
     copies: rows of train with the text of an earlier row; leaked: rows of dev whose text is in train; conflicts: rows
-        with the text of an earlier row and another label. Spaces make no difference, nor does case if the model is
-        uncased.
+        with the text of an earlier row and another label (`data_splits.text_key`; case makes a difference if the
+        model sees it).
     unknown: fraction of the tokens that are [UNK]; unknown_words: some of the words that cause them.
     pieces: tokens per word.
     examples: two rows as the network reads them; only of `check_file`.
@@ -263,7 +262,7 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     dev = [] if data.is_validated else data.dev
     for part, kind in ((data.train, "copies"), (dev, "leaked")):
         for item in part:
-            key = _text_hash(item, lowercase)
+            key = text_key(item.texts, lowercase)
             same = earlier.setdefault(key, item) if kind == "copies" else earlier.get(key, item)
             if same is item:
                 continue
@@ -279,11 +278,6 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
 def _row_name(item: Item) -> str:
     """File and row, without the folders."""
     return item.where.rpartition("/")[2]
-
-
-def _text_hash(item: Item, lowercase: bool) -> bytes:
-    texts = "\0".join(" ".join(text.split()) for text in item.texts)
-    return hashlib.blake2b((texts.lower() if lowercase else texts).encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -341,7 +335,9 @@ def _text_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Token
     if report.train < FEW_TRAIN:
         yield f"few training rows ({report.train}): scores differ much between seeds"
     if report.dev < FEW_DEV:
-        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {1 / math.sqrt(report.dev):.0%}"
+        margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
+        about = f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}"
+        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {about}"
     if report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES:
         fit = f"{report.pieces:.1f} tokens per word, {report.unknown:.1%} unknown"
         yield f"the model's vocabulary does not fit these texts ({fit}): name a model for their language with --model"

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,29 +16,35 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from bertworks.checkpoints.model_folder import WEIGHTS
+from bertworks.batching.features import Features
+from bertworks.batching.sampling import keyed_rng
+from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import dump_recipe, parse_overrides
+from bertworks.config import add_overrides, dump_recipe
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError, as_path, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
-from bertworks.inference.decoding import Decoder, make_featurizer
+from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
+from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
-from bertworks.runs.cross_validation import FOLDER, choose_method
-from bertworks.runs.data_splits import LabelledData, Method, Validation
+from bertworks.runs.baselines import FINETUNED, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
+from bertworks.runs.data_splits import EVALUATED, PARTS, LabelledData, Method, Validation
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
+from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
 from bertworks.training.device import choose_device, disable_heap_trim
 from bertworks.training.recipe import load_finetune_recipe
 
 WORST = 25  # mistakes on the page; errors.csv has all
+FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
 FINISHED = "finished.json"  # the last event; a folder with it is finished
@@ -91,7 +97,8 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
     disable_heap_trim()
     if processes.first:
         write_json(output / "data.json", survey)
-        seconds = forecast(job, device, processes.count)  # before the first step that all processes compute together
+        # Before the first step that all processes compute together.
+        seconds = forecast(job, device, processes.count) * trainings(job)
         processes.meet()
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from make_featurizer(job.description, job.model.tokenizer).examples(job.train)
@@ -102,8 +109,10 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
     else:
         done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
-        figures, text = evaluate_on_dev(job, output, device)
-        results = {"figures": figures, "metric": job.metric, "score": figures[job.metric], "method": job.method}
+        result, text = evaluate_on_dev(job, output, device)
+        score = result["figures"][job.metric]
+        results = {"figures": result["figures"], "metric": job.metric, "score": score, "method": job.method}
+        results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
         write_json(output / FINISHED, content)
         for name in ("checkpoints", FOLDER):  # a finished run is not resumed
@@ -121,55 +130,149 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
     return Event("done", f"{output}: a linear head, fitted in {duration(seconds)}", figures)
 
 
-def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, float], str]:
-    """The figures of the model in the folder on dev, and the last message to the user. The best threshold is stored in
-    the model. Writes errors.csv, README.md, report.html and last result.json.
+def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, Any], str]:
+    """The result for the model in the folder on dev, as in result.json, and the last message to the user. The threshold
+    and the temperature are stored in the model. Writes errors.csv, README.md, report.html and last result.json.
 
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
     """
-    d, items, logits = job.description, [features.item for features in job.dev], job.dev_logits(folder, device)
-    answers, threshold = list(map(Decoder(d), job.dev, logits)), {}
-    if "threshold" in (figures := task_metrics.compute_metrics(d, items, answers)):
-        d = replace(d, threshold=task_metrics.best_threshold(answers, figures))
-        d.save(folder)
-        answers, threshold = list(map(Decoder(d), job.dev, logits)), {"threshold": d.threshold}
+    d, answers, reliability = fit_outputs(job.description, job.dev, job.dev_logits(folder, device))
+    d.save(folder)
+    items = [features.item for features in job.dev]
     results, wrong = task_metrics.task_results(d, job.dev, answers)
+    sums = task_metrics.row_sums(d, items, answers, job.metric)
+    samples = intervals.resampled(sums, task_metrics.groups_of(d, items))
+    simple = _simple_answers(job, FrozenEncoder(job.model, device, d.max_length))
+    compared = compare_baselines(d, job.metric, job.dev, {FINETUNED: answers, **simple})
     result = {
         "weights_sha256": sha256(folder / WEIGHTS),
         **results,
-        "figures": results["figures"] | threshold,
+        "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
+        "calibration": reliability,
+        "baselines": compared,
+        "resamples": np.round(samples, 6).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
         "points": task_metrics.points(items, answers) if d.task == "regression" else [],
         "worst": [asdict(mistake) for mistake in wrong[:WORST]],
     }
     write_errors(folder / "errors.csv", d, wrong)
-    write_text(folder / "README.md", job.card(folder, result["figures"]))
+    write_text(folder / "README.md", job.card(folder, result["figures"], result))
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    return result["figures"], _summary(folder, result)
+    where = f"on {len(job.dev):,} rows that it did not see" if job.data.is_validated else "on dev"
+    return result, _summary(folder, result, where)
 
 
-def _summary(folder: Path, result: Mapping[str, Any]) -> str:
-    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'])} on dev"]
+def _simple_answers(job: FinetuneJob, encoder: FrozenEncoder) -> dict[str, list[Answer]]:
+    """Predictions of simple methods for the dev rows. In a cross-validation they learn from the same rows as the model
+    that predicts a part."""
+    if not job.data.is_validated:
+        return baseline_answers(job.train, job.dev, job.description, encoder, seed=job.seed)
+    found = []
+    for part in job.data.parts[:EVALUATED]:
+        others = [job.train[n] for n in sorted(set(range(len(job.train))) - set(part))]
+        rows = [job.train[n] for n in part]
+        found.append(baseline_answers(others, rows, job.description, encoder, seed=job.seed))
+    shared = [name for name in found[0] if all(name in answers for answers in found)]
+    return {name: [answer for answers in found for answer in answers[name]] for name in shared}
+
+
+def fit_outputs(
+    d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
+) -> tuple[TaskConfig, list[Answer], dict[str, Any]]:
+    """The task with the threshold and the temperature that fit labelled rows; predictions for these rows, with a
+    threshold that fits the other half of the rows, so that their scores are those of new rows; and the calibration
+    error before and after, estimated in the same way; {}: there are too few rows, or no probabilities of labels.
+
+    Contexts and documents are in one half. Few rows: only the threshold of "no answer" is fitted.
+    """
+    enough = len(rows) >= FEWEST_CALIBRATED and d.task not in ("regression", "qa")
+    halves = _halves(task_metrics.groups_of(d, [one.item for one in rows]))
+    if not all(halves) or not (enough or d.threshold is not None):
+        return d, list(map(Decoder(d), rows, logits)), {}
+    answers, temperatures = [Answer()] * len(rows), np.ones(len(rows))
+    for half, others in (halves, halves[::-1]):
+        fitted = _fitted(d, [rows[n] for n in others], [logits[n] for n in others])
+        for n in half:
+            answers[n], temperatures[n] = Decoder(fitted)(rows[n], logits[n]), fitted.temperature
+    fitted = _fitted(d, rows, logits)
+    if fitted.threshold is None:  # the labels are the same
+        answers = list(map(Decoder(fitted), rows, logits))
+    if not enough:
+        return fitted, answers, {}
+    x, gold, row_of = gold_logits(d, rows, logits)
+    reliability: dict[str, Any] = {"temperature": fitted.temperature, "rows": len(rows)}
+    for name, divisor in (("before", np.ones(len(x))), ("after", temperatures[row_of])):
+        sides = calibration.confidences(x, gold, divisor)
+        error, interval = calibration.expected_calibration_error(*sides, np.repeat(row_of, len(sides[0]) // len(x)))
+        reliability[name] = {"error": error, "interval": interval}
+    before, after = (task_metrics.format_score("", *reliability[name].values()) for name in ("before", "after"))
+    how = f"calibrated on {len(rows):,} rows with the temperature {fitted.temperature:.3g}"
+    return fitted, answers, reliability | {"text": f"{how}: expected calibration error {after}, before {before}"}
+
+
+def _halves(groups: Sequence[Hashable]) -> list[list[int]]:
+    names = list(dict.fromkeys(groups))
+    first = {names[n] for n in keyed_rng("halves", 0).permutation(len(names))[: len(names) // 2]}
+    return [[n for n, name in enumerate(groups) if (name in first) == side] for side in (True, False)]
+
+
+def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
+    """The task with the temperature and then the threshold that fit these rows."""
+    if d.task == "qa":
+        answers = list(map(Decoder(d), rows, logits))
+        figures = task_metrics.compute_metrics(d, [features.item for features in rows], answers)
+        return replace(d, threshold=task_metrics.best_threshold(answers, figures)) if "threshold" in figures else d
+    x, gold, _ = gold_logits(d, rows, logits)
+    d = replace(d, temperature=calibration.fit_temperature(x, gold))
+    return (
+        replace(d, threshold=calibration.best_label_threshold(sigmoid(x / d.temperature), gold))
+        if d.task == "multilabel"
+        else d
+    )
+
+
+def gold_logits(
+    d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
+) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
+    """Logits [n, labels] and gold labels as in `metrics.calibration`, of all words or tokens, or of each row; and the
+    number of the row of each."""
+    gold = [np.concatenate([example.target.labels for example in features.unit]) for features in rows]
+    if d.task == "choice":
+        return np.stack([x[:, 0] for x in logits]), np.stack(gold).argmax(1), np.arange(len(rows))
+    return np.concatenate(logits), np.concatenate(gold), np.repeat(np.arange(len(rows)), list(map(len, gold)))
+
+
+def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
+    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'], result['intervals'])} {where}"]
     if result["task"] == "regression":
         errors = [abs(gold - predicted) for gold, predicted in result["points"]]
         lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
     elif result["mistakes"]:
         most = f": {result['frequent']}" if result["frequent"] else ""
         lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + most)
+    if result["task"] not in ("regression", "qa"):
+        few = f"not calibrated: that needs {FEWEST_CALIBRATED} rows in dev"
+        lines.append(f"probabilities: {result['calibration'].get('text', few)}")
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
+    table = format_baselines(result["baselines"])
+    widths = [max(map(len, column)) for column in zip(*table)]
+    lines[1:1] = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+    lines += filter(None, [result["baselines"]["verdict"]])
     return "\n".join(lines)
 
 
 def _plan(job: FinetuneJob, seconds: float) -> str:
     recipe, every = job.recipe, job.evaluate_every
+    validated = f", compared by {EVALUATED} of {PARTS} folds" * (len(compared_methods(job)) > 1)
     lstm = f" in the frozen encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
-    can_end_early = 0 < recipe.patience * every < job.num_steps - every
+    can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
     early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
     return (
         f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{lstm}\n"
+        f"method       {' or '.join(compared_methods(job))}{validated}\n"
         f"training     {recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "
         f"{recipe.batch_size} at a time, rate {recipe.optimizer.learning_rate:g}{early}\n"
         f"time         about {duration(seconds)} on this machine"
@@ -187,14 +290,13 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         UsageError: standard input, which can be read only once; a setting that `overrides` has too.
     """
     words = names_of(options.get("overrides"))
-    settings = {field: value for name, field in _SETTINGS.items() if (value := options.pop(name, None)) is not None}
-    if twice := [field for field in parse_overrides(words) if field in settings]:
-        raise UsageError(f"{twice[0]} is set twice: in overrides, and on its own", hint="leave one of them out")
+    add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
+    words = add_overrides(words, {field: options.pop(name, None) for name, field in _SETTINGS.items()})
     model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
     options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
     options |= {name: names_of(options.get(name)) for name in ("text", "label")}
-    options["overrides"] = (*words, *(f"{field}={value}" for field, value in settings.items()))
+    options["overrides"] = words
     options["model"] = absolute(model) if model.is_dir() else str(options.get("model", "minilm"))
     options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     return FinetuneRequest(**options)

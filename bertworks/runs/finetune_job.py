@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
 from bertworks.batching.features import training_groups
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_same_task, save_model, task_settings
+from bertworks.checkpoints.model_folder import (
+    Model,
+    ModelFolder,
+    TaskConfig,
+    check_same_task,
+    save_model,
+    task_settings,
+)
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
@@ -26,7 +33,7 @@ from bertworks.io.tables import ReadOptions, StoredRows
 from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
-from bertworks.runs.report import task_card, write_task_report
+from bertworks.runs.report import NOT_EVALUATED, task_card, write_task_report
 from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
@@ -168,14 +175,17 @@ class FinetuneJob:
         device: torch.device,
         recipe: FinetuneRecipe | None = None,
         data: LabelledData | None = None,
+        source: tuple[ModelFolder, Model] | None = None,
     ):
         """Reads and checks everything that a request names, before a folder is created.
 
         recipe: the resolved recipe of a run that is resumed; None: that of the request.
+        data, source: its data and its model, if they are read already.
         """
         recipe = recipe or _recipe_of(request, device)
-        folder = ModelFolder(resolve_model(request.model))
-        self.model_name, self.model = request.model, folder.load(needs={"encoder"})
+        folder = source[0] if source else ModelFolder(resolve_model(request.model))
+        self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
+        self.source = folder, self.model
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
             group=request.group, read=request.read, validation=request.validation,
@@ -260,11 +270,11 @@ class FinetuneJob:
             return job
         if method == self.method:
             return self
-        return FinetuneJob(replace(self.request, method=method), self.device, self.recipe, self.data)
+        return FinetuneJob(replace(self.request, method=method), self.device, self.recipe, self.data, self.source)
 
     def fold(self, number: int) -> "FinetuneJob":
         """The job of a fold: without the rows of a part, which are its dev data."""
-        job = FinetuneJob(self.request, self.device, self.recipe, self.data.fold(number))
+        job = FinetuneJob(self.request, self.device, self.recipe, self.data.fold(number), self.source)
         job.evaluate_every = job.num_steps
         return job
 
@@ -336,9 +346,9 @@ class FinetuneJob:
     def progress(self, step: int) -> dict[str, Any]:
         return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
 
-    def card(self, folder: Path, figures: Mapping[str, float]) -> str:
-        """The model card. figures: on dev."""
-        return task_card(folder, self.description, self.recipe, self.model_name, self.data_report, figures)
+    def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] = NOT_EVALUATED) -> str:
+        """The model card. figures: on dev; result: of the final evaluation, as in result.json."""
+        return task_card(folder, self.description, self.recipe, self.model_name, self.data_report, figures, result)
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         state = {name: p.detach() for name, p in network.named_parameters()}

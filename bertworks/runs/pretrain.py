@@ -4,9 +4,10 @@
 - `pretrain`: the run, as events; `estimate`: its cost
 """
 
+import math
 import re
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,24 +15,25 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from bertworks.batching.batch import Batch
 from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
-from bertworks.events import Event, duration
+from bertworks.events import Event, duration, forward_events
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.runs.pretrain_job import PretrainJob, phase_batches
 from bertworks.runs.processes import training_processes
-from bertworks.runs.run_folder import absolute, check_same_request, open_run
+from bertworks.runs.run_folder import absolute, check_same_request, open_run, read_plans, write_plans
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.formats import Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.budget import choose_recipe, fit_steps, measure_steps
+from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import (
     DTYPES,
     Precision,
@@ -129,12 +131,17 @@ def seconds_of(budget: str) -> float:
     words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
-    if not 10 <= total < 1e9:
-        raise UsageError(f"{budget!r} is not a budget", hint="give a time of 10 s or more, such as 30m, 2h or 1h30m")
+    if not SHORTEST <= total < 1e9:
+        hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
+        raise UsageError(f"{budget!r} is not a budget", hint=hint)
     return total
 
 
+SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
+# With fewer steps a new model learns little but how frequent words are, by its initialization (docs/experiments,
+# 2026-11-21: initial attention to neighbouring tokens).
+USEFUL_STEPS = {"neighbours": 350, "published": 1400}
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
@@ -150,6 +157,7 @@ class Estimate:
     seconds: float
     disk: int  # bytes of the run folder
     tokens_per_second: float
+    advice: str | None = None  # where the time is too short to learn anything
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -162,7 +170,7 @@ class Estimate:
             f"steps        {self.steps:,}\n"
             f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)\n"
             f"time         {duration(self.seconds)} of training\n"
-            f"disk         {self.disk / 1e9:.2f} GB in the run folder"
+            f"disk         {self.disk / 1e9:.2f} GB in the run folder" + (f"\n{self.advice}" if self.advice else "")
         )
 
 
@@ -206,7 +214,7 @@ def pretrain(
             shards = yield from _prepare_text(output, request, draft, workers, verify)
             if draft:
                 resolved = _with_vocabulary(draft.recipe, shards.manifest.vocab_size).with_objectives()
-                resolved = _fill_budget(resolved, request, where, begin, processes.count)
+                resolved = yield from _fill_budget(resolved, request, shards, output, where, begin, processes.count)
                 write_text(output / "recipe.toml", dump_recipe(resolved))
                 yield _plan_event(resolved)
         processes.meet()
@@ -214,7 +222,13 @@ def pretrain(
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
         disable_heap_trim()
         shards = shards if processes.first else Shards.open(request.shards_folder(output))
-        yield from TrainingRun(output, PretrainJob(resolved, shards, request.init), where).events()
+        job = PretrainJob(resolved, shards, request.init)
+        if request.budget:  # a part of the reserve is for evaluations, whose time a schedule knows
+            seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
+            job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
+        done = yield from forward_events(TrainingRun(output, job, where).events())
+        ending = f'see {output / "report.html"}\nnext: bertworks fill {quoted(output)} "This is the [MASK]."'
+        yield replace(done, text=f"{done.text}\n{ending}")
 
 
 def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
@@ -232,7 +246,8 @@ def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: A
     ids = 0 if request.is_shards else draft.tokens
     disk = 4 * parameters * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
     steps, tokens = train.num_steps, train.num_tokens
-    return Estimate(resolved.title, parameters, measured.memory, steps, tokens, seconds, disk, tokens / seconds)
+    advice = _advice(resolved, request, measured.step_seconds)
+    return Estimate(resolved.title, parameters, measured.memory, steps, tokens, seconds, disk, tokens / seconds, advice)
 
 
 class _Draft(NamedTuple):
@@ -314,23 +329,47 @@ def _prepare_text(
     return shards
 
 
-def _fill_budget(recipe: Recipe, request: Request, device: torch.device, begin: float, processes: int) -> Recipe:
-    """The recipe with the steps that fit into the rest of the budget, if there is one, which began at `begin`."""
+def _fill_budget(
+    recipe: Recipe, request: Request, shards: Shards, output: Path, device: torch.device, begin: float, processes: int
+) -> Generator[Event, None, Recipe]:
+    """The recipe with the steps that fit into the rest of the budget, if there is one, which began at `begin`. The plan
+    is recorded in the folder."""
     if not request.budget:
         return recipe
+    job = PretrainJob(recipe, shards, request.init)
     budget, measuring = seconds_of(request.budget), time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
-    seconds = min(30.0, max(6.0, budget / 60))
-    measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds)
+    seconds = min(30.0, max(3.0, budget / 60))
+
+    def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
+        return phase_batches(job.store, job.documents, timed, job.tokenizer, output / "plans", 0, 1)
+
+    measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds, make_batches)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
-    what, hint = "measuring the speed of this machine", "give a longer --budget, and --overwrite"
+    needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))
+    what, hint = "measuring the speed of this machine", f"--budget {needed}s is the shortest; and --overwrite"
     if available - (now - measuring) >= 5:
         what = "making the vocabulary and the shards"
         hint = "run the same command again: they are kept, and the whole budget is for training"
     if available - (now - begin) < 5:
         raise BertworksError(f"{what} took the whole budget of {request.budget}", hint=hint)
     step_seconds = [seconds / processes for seconds in measured.step_seconds]
-    return fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
+    recipe = fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
+    if advice := _advice(recipe, request, step_seconds):
+        yield Event("note", advice)
+    write_plans(output, [Plan(0, [phase.num_steps for phase in recipe.train.phases], step_seconds, now - begin)])
+    return recipe
+
+
+def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> str | None:
+    """What to do where the budget is too short for a new model to learn anything; None: it is not."""
+    steps, needed = recipe.train.num_steps, USEFUL_STEPS[recipe.initialization]
+    if request.init or not request.budget or steps >= needed:
+        return None
+    seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
+    smaller = "; or leave out --recipe: a smaller model is then chosen for the time" if request.recipe else ""
+    what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
+    return f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} steps{smaller}"
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:

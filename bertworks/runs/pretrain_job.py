@@ -4,8 +4,8 @@
 - `PretrainJob`: what a `TrainingRun` trains
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
@@ -40,6 +40,7 @@ from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures
@@ -93,11 +94,11 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
 
 def phase_batches(
     store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int,
-    note: Callable[[str], object] = lambda text: None,
+    note: Callable[[str], object] = lambda text: None, locate: Callable[[int], tuple[int, int]] | None = None,
 ) -> Callable[[int], list[Batch]]:  # fmt: skip
     """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the arguments, kept in
     the folder `plans`, so that a resumed run need not wait for them. A plan that has changed, or is of other arguments,
-    is made again and noted."""
+    is made again and noted. locate: the phase of a step, and the step in it; None: `recipe.train.locate`."""
     corpus = len(store.tokens), *(crc32(row.data) for row in (store.sentences, store.documents, documents))
     of_phase = []
     for number, phase in enumerate(recipe.train.phases):
@@ -113,11 +114,10 @@ def phase_batches(
         stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed)
         micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
         of_phase.append(Batches(stream, phase.batch_size, micro_batch_size, rank, world_size))
-    starts = [0, *accumulate(phase.num_steps for phase in recipe.train.phases[:-1])]
 
     def batches(step: int) -> list[Batch]:
-        phase = bisect_right(starts, step) - 1
-        return of_phase[phase](step - starts[phase])
+        number, within = (locate or recipe.train.locate)(step)
+        return of_phase[number](within)
 
     return batches
 
@@ -157,6 +157,7 @@ class PretrainJob:
 
     keeps = "last"  # of all evaluated states, the one in the model folder
     evaluates = evaluates_start = True
+    schedule: Schedule | None = None  # with a budget
     describe, report = staticmethod(describe), staticmethod(write_report)
 
     def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
@@ -170,6 +171,12 @@ class PretrainJob:
         self._main_objective: str = next(iter(recipe.weights))
         self.store = split_long_documents(shards)
         self.documents, self.held_out = split_documents(self.store, recipe.seed)
+
+    def follow(self, steps: Sequence[int]) -> None:
+        """Changes the number of steps of each phase."""
+        train, self.num_steps = self.recipe.train, sum(steps)
+        phases = tuple(replace(phase, num_steps=count) for phase, count in zip(train.phases, steps, strict=True))
+        self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
     def blank(self) -> PretrainingModel:
         checkpointing = self.recipe.train.gradient_checkpointing
@@ -192,7 +199,8 @@ class PretrainJob:
         return model, notes
 
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
-        return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, size, note)
+        corpus = self.store, self.documents, self.recipe, self.tokenizer
+        return phase_batches(*corpus, plans, rank, size, note, lambda step: self.recipe.train.locate(step))
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         usual, *longer = self._held_out_batches.items()
@@ -221,9 +229,12 @@ class PretrainJob:
         return self.recipe.encoder.flops_per_token(length, rate, finished=rate + 1 / length)
 
     def cost(self, steps: int) -> float:
-        phases, ends = self.recipe.train.phases, self._phase_ends
-        costs = [p.num_steps * p.batch_size * p.sequence_length * self.flops_per_token(e) for p, e in zip(phases, ends)]
-        return float(np.interp(steps, [0, *ends], [0, *accumulate(costs)]))
+        """The cost of the first steps: the seconds that were measured for a budget, else their arithmetic."""
+        phases = self.recipe.train.phases
+        ends = [*accumulate(p.num_steps for p in phases)]
+        costs = [p.batch_size * p.sequence_length * self.flops_per_token(end) for p, end in zip(phases, ends)]
+        each = self.schedule.plans[0].step_seconds if self.schedule else costs
+        return float(np.interp(steps, [0, *ends], [0, *accumulate(p.num_steps * c for p, c in zip(phases, each))]))
 
     def progress(self, step: int) -> dict[str, Any]:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
@@ -239,13 +250,9 @@ class PretrainJob:
         state = {name: p.detach() for name, p in network.named_parameters()}
         save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
 
-    @property
-    def _phase_ends(self) -> list[int]:
-        """The last step of each phase, counted from 1."""
-        return list(accumulate(phase.num_steps for phase in self.recipe.train.phases))
-
     def _phase(self, step: int) -> int:
-        return bisect_left(self._phase_ends[:-1], step)
+        """The phase of a step, counted from 1."""
+        return self.recipe.train.locate(max(0, step - 1))[0]
 
     @cached_property
     def _held_out_batches(self) -> dict[int, list[Batch]]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
@@ -17,6 +18,7 @@ from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
+from bertworks.runs.baselines import FINETUNED, format_baselines
 from bertworks.runs.dataset_report import DatasetReport
 from bertworks.runs.run_folder import describe, named_measures, read_metrics, versions
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, Mistake, counted, format_metrics, titled_metrics
@@ -30,6 +32,11 @@ Column = tuple[str, str, Show]  # name of the figure, title, format
 
 def _show(name: str) -> Show:
     return svg.percent if name in SHARES else svg.plain
+
+
+def _title(metric: str) -> str:
+    name = NAMES.get(metric, metric)
+    return f"{name[0].upper()}{name[1:]} on dev"
 
 
 OBJECTIVE_CHARTS: list[Chart] = [
@@ -86,25 +93,59 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     summary = _spent(steps, evaluations)
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
-    title = f"{NAMES[metric][0].upper()}{NAMES[metric][1:]} on dev"
+    title = _title(metric)
     charts = [("Loss", "loss", svg.plain, False), (title, metric, _show(metric), False), *OPTIMIZATION_CHARTS]
     drawn = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawn.append(svg.scatter("Numbers of dev", result["points"], "right", "answered"))
     sections = [svg.side_by_side(drawn), *(_evaluation_sections(result) if result else ())]
+    sections[:0] = _comparison(result["baselines"]) if result and result.get("baselines") else ()
     if evaluations:
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
-        figures = format_metrics(result["figures"] if result else best)
+        figures = format_metrics(result["figures"], result.get("intervals", {})) if result else format_metrics(best)
         summary.append(f"best after step {best['step']:,}: {figures}")
     sections.append(svg.preformatted("Data", data))
     return _write(folder, "fine-tuning", summary, sections)
 
 
+def _comparison(compared: Mapping[str, Any]) -> Iterable[str]:
+    """The score of the model and of the best simple method as the headline; what follows; all of them in a picture."""
+    heads, ours, *others = format_baselines(compared)
+    best, metric = " ".join(others[compared["best"]][:2]), compared["metric"]
+    yield svg.headline(f"{_title(metric)} {ours[1]}; {best}", compared["verdict"])
+    bars = [(one["method"], one["score"], one["interval"]) for one in compared["methods"]]
+    picture = svg.intervals(_title(metric), bars, _show(metric), FINETUNED)
+    yield svg.section("Beside simple methods", picture + svg.words(heads, [ours, *others], wraps=False))
+
+
+def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary: str) -> Path:
+    """Draws the page of many fine-tunings and returns its path.
+
+    Args:
+        done: of each its folder, metric, seconds and baselines. summary: of all, in words.
+
+    Raises:
+        BertworksError: the page cannot be written.
+    """
+    bars, rows, metric = [], [], done[0]["metric"]
+    for one in done:
+        _, ours, *others = format_baselines(one["baselines"])
+        model = one["baselines"]["methods"][0]
+        bars.append((one["folder"], model["score"], model["interval"]))
+        best = " ".join(others[one["baselines"]["best"]][:2])
+        rows.append([one["folder"], ours[1], best, duration(one["seconds"])])
+    table = svg.words(["fine-tuning", f"{_title(metric)} (95 %)", "best simple method", "time"], rows, wraps=False)
+    picture = svg.intervals(_title(metric), bars, _show(metric))
+    sections = [svg.preformatted("Result", summary), svg.section("All fine-tunings", picture + table)]
+    write_text(folder / "report.html", svg.page(folder.resolve().name, f"{len(done)} fine-tunings", "", sections))
+    return folder / "report.html"
+
+
 def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> Path:
     """The page, with the recipe of the run and the software it was begun with at the end."""
     recipe, run = folder / "recipe.toml", folder / "run.json"
-    sections += [svg.preformatted("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
+    sections += [svg.folded("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
     if software := read_json(run).get("versions") if run.exists() else None:
         sections.append(svg.software(software))
     write_text(folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections))
@@ -162,6 +203,8 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
         shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
         columns: list[Column] = [("name", part, str), *shares, ("support", "support", "{:,.0f}".format)]
         yield svg.figures(f"By {part}", columns, [{"name": name, **row} for name, row in parts.items()])
+    if reliability := result.get("calibration"):
+        yield svg.section("Probabilities", f"<p>{escape(reliability['text'])}</p>")
     if worst := result["worst"]:
         note, last, show = counted(result["mistakes"], result["rows"]), "score", svg.percent
         if result["task"] == "regression":
@@ -196,7 +239,18 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
 
 
+def note_choice(folder: Path, sentence: str) -> None:
+    """Writes how a model was chosen into its card and its page, before its figures."""
+    for name, mark, note in (
+        ("README.md", "## Quality\n", f"## Quality\n\n{sentence}\n"),
+        ("report.html", '<p class="summary">', f'<p class="summary">{escape(sentence)}</p>\n<p class="summary">'),
+    ):
+        if (path := folder / name).exists():
+            write_text(path, path.read_text(encoding="utf-8").replace(mark, note, 1))
+
+
 MAX_LABELS = 50  # of a table
+NOT_EVALUATED: Mapping[str, Any] = MappingProxyType({})  # the result before the final evaluation
 _PIPELINES: Mapping[TaskType, str] = {
     "classification": "text-classification", "multilabel": "text-classification", "regression": "text-classification",
     "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
@@ -213,8 +267,12 @@ _OPTIONS: Mapping[TaskType, str] = {  # of a pipeline in transformers
 }
 _LIMITS = """
 The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
-part of that text, even if the text has nothing to do with the task. Its probabilities are not calibrated."""
+part of that text, even if the text has nothing to do with the task.
+"""
 _CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
+
+
+_SELECTED = "These rows also selected the checkpoint: expect slightly lower figures on other texts.\n"
 
 
 def task_card(
@@ -224,12 +282,13 @@ def task_card(
     model_name: str,
     data_report: DatasetReport,
     figures: Mapping[str, float],
+    result: Mapping[str, Any] = NOT_EVALUATED,
 ) -> str:
     """The card of a fine-tuned model.
 
     Args:
         model_name: the model that was fine-tuned, as in the command.
-        figures: metrics on dev.
+        figures: metrics on dev. result: as in result.json; {}: before the final evaluation.
     """
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     base = model_name if is_model_name(model_name) else Path(model_name).name
@@ -239,10 +298,10 @@ def task_card(
 A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
 It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
     sections = {
-        "Quality": _quality(data_report, figures),
+        "Quality": _quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
         "Data": _data(data_report),
         "Use": _usage(d),
-        "Limits": _LIMITS,
+        "Limits": _LIMITS + _probabilities(d, result),
         "Recipe": render_code("toml", dump_recipe(recipe)),
         "Software": render_table(("Package", ""), versions()),
     }
@@ -258,12 +317,26 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
     return fields | {"tags": f"[bert, bertworks, {d.task}]"}
 
 
-def _quality(data_report: DatasetReport, figures: Mapping[str, float]) -> str:
+def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
+    if d.task == "regression":
+        return ""
+    if not (calibration := result.get("calibration")):
+        return "Its probabilities are not calibrated."
+    divide = f"In transformers, divide the logits by {calibration['temperature']:.4g} to get the same probabilities."
+    return f"Its probabilities are {calibration['text']}.\n{divide}"
+
+
+def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]) -> str:
     note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
-    return f"""{render_table(("On dev", ""), titled_metrics(figures))}
+    intervals, compared = result.get("intervals", {}), ""
+    if baselines := result.get("baselines"):
+        heads, *rows = format_baselines(baselines)
+        verdict = f"\n{baselines['verdict']}.\n" if baselines["verdict"] else ""
+        compared = f"\n{render_table(heads, {name: tuple(cells) for name, *cells in rows})}{verdict}"
+    scores = render_table(("On dev", "with 95 % interval" if intervals else ""), titled_metrics(figures, intervals))
+    return f"""{scores}{compared}
 Dev: {note}.
-These rows also selected the checkpoint: expect slightly lower figures on other texts.
 """
 
 

@@ -1,7 +1,8 @@
-"""The files of a run folder that are no model: run.json and metrics.jsonl.
+"""The files of a run folder that are no model: run.json, metrics.jsonl and schedule.jsonl.
 
 - run.json holds the request: the same one resumes, another one is refused
 - metrics.jsonl holds the figures of steps and evaluations, which `describe` turns into text
+- schedule.jsonl holds the plans of a run with a budget, the first one and each new one
 """
 
 import json
@@ -9,7 +10,7 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +22,13 @@ from bertworks.checkpoints.training_state import locked
 from bertworks.errors import UsageError, as_path, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
+from bertworks.training.budget import Plan
 from bertworks.training.objectives import OBJECTIVES, LossStats, Measure
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
     *TOKENIZER_FILES,
-    "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
+    "schedule.jsonl", "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 
@@ -143,6 +145,25 @@ def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return
         yield line, step, numbers, "evaluation" in content
+
+
+def write_plans(folder: Path, plans: Iterable[Plan]) -> None:
+    """Writes schedule.jsonl, whole or not at all."""
+    write_text(folder / "schedule.jsonl", "".join(f"{json.dumps(plan._asdict())}\n" for plan in plans))
+
+
+def read_plans(folder: Path) -> list[Plan]:
+    """The plans of schedule.jsonl, in the order of their steps.
+
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
+    path = folder / "schedule.jsonl"
+    try:
+        return [Plan(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (FileNotFoundError, ValueError, TypeError):
+        hint = "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again"
+        raise UsageError("the plans of the run are missing or damaged", where=str(path), hint=hint) from None
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:

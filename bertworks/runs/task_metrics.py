@@ -6,10 +6,11 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import eq
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.decoding import Answer
-from bertworks.metrics import classification, squad
-from bertworks.metrics.classification import Span, tag_spans
-from bertworks.metrics.intervals import Array, RowSums
+from bertworks.metrics import classification, intervals, squad
+from bertworks.metrics.classification import Span, paired, tag_spans
 
 METRICS: Mapping[TaskType, tuple[str, ...]] = {  # of each task; the first one selects the best checkpoint
     "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"), "regression": ("spearman", "pearson"),
@@ -37,17 +37,21 @@ NAMES = {
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")  # shown in per cent
 
 
+def metrics_of(task: TaskType, labels: Sequence[str] = (), bare: bool = False) -> tuple[str, ...]:
+    """The metrics of a task with these labels; (): not known yet. bare: see `Schema`."""
+    if task == "classification" and len(labels) not in (0, 2):
+        return METRICS[task][:-1]  # F1 is that of one of two classes
+    without_entities = task == "tagging" and tag_scheme(tuple(labels), bare) is None
+    return ("accuracy", "macro_f1") if without_entities else METRICS[task]
+
+
 def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] = (), bare: bool = False) -> str:
-    """The metric that selects the best checkpoint. labels: of the data; (): not known yet. bare: see `Schema`.
+    """The metric that selects the best checkpoint. labels, bare: see `metrics_of`.
 
     Raises:
         UsageError: the task has no such metric.
     """
-    known = METRICS[task]
-    if task == "classification" and len(labels) not in (0, 2):
-        known = known[:-1]  # F1 is that of one of two classes
-    if task == "tagging" and tag_scheme(tuple(labels), bare) is None:
-        known = ("accuracy", "macro_f1")
+    known = metrics_of(task, labels, bare)
     if metric is not None and metric not in known:
         raise UsageError(f"{metric!r} is not a metric of {task}", hint=f"name one of {', '.join(known)}")
     return metric or known[0]
@@ -130,7 +134,7 @@ def _answer_rules(items: Sequence[Item]) -> tuple[squad.SquadVersion, squad.F1Un
     return "1.1" if all(item.label for item in items) else "2.0", squad.f1_unit_of([item.texts[1] for item in items])
 
 
-def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> RowSums:
+def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> intervals.RowSums:
     """A metric of METRICS as sums over rows, for its interval. The ranks of `spearman` are those in all rows.
 
     Raises:
@@ -142,18 +146,18 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], me
 
         numbers = np.array([(item.label, answer["value"]) for item, answer in zip(items, answers)], np.float64)
         x, y = (rankdata(numbers, axis=0) if metric == "spearman" else numbers).T
-        return RowSums(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1), _correlation)
+        return intervals.correlation_sums(x, y)
     if d.task == "qa":
         version, unit = _answer_rules(items)
         golds = [[text for _, text in item.label or ()] for item in items]
         scored = [squad.score_answer(gold, a["answer"], version=version, unit=unit) for gold, a in zip(golds, answers)]
-        return _mean([getattr(score, metric) for score in scored])
+        return intervals.mean_sums([getattr(score, metric) for score in scored])
     pairs = span_pairs(d, items, answers)
     if metric == "accuracy" and d.task == "tagging":
         right, words = zip(*((sum(map(eq, i.label, a["tags"])), len(i.label)) for i, a in zip(items, answers)))
-        return RowSums(np.stack([right, words], 1).astype(np.float64), lambda sums: sums[:, 0] / sums[:, 1])
+        return intervals.RowSums(np.stack([right, words], 1).astype(np.float64), lambda sums: sums[:, 0] / sums[:, 1])
     if metric == "accuracy":
-        return _mean([set(gold) == set(given) for gold, given in pairs])
+        return intervals.mean_sums([set(gold) == set(given) for gold, given in pairs])
     names = sorted({kind for spans in chain(*pairs) for _, _, kind in spans})
     counts = np.zeros((len(pairs), 3, len(names)))  # right, predicted, gold: of each row and label
     for row, (gold, given) in zip(counts, pairs):
@@ -163,42 +167,46 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], me
     if metric == "f1" and d.task == "classification":
         counts = counts[:, :, [n for n, name in enumerate(names) if name == d.labels[1]]]
     width = counts.shape[2]
-    return RowSums(counts.reshape(len(pairs), -1), lambda sums: _COUNT_METRICS[metric](sums.reshape(-1, 3, width)))
+    return intervals.RowSums(
+        counts.reshape(len(pairs), -1), lambda sums: intervals.COUNT_METRICS[metric](sums.reshape(len(sums), 3, width))
+    )
 
 
-def _mean(values: Sequence[float]) -> RowSums:
-    rows = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
-    return RowSums(rows, lambda sums: sums[:, 0] / sums[:, 1])
+def interval_of(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> intervals.Interval:
+    """95 % interval of a metric of METRICS: Wilson's for fractions of independent rows, else the bootstrap over rows or
+    over groups: questions on one context, rows of one document.
+
+    Raises:
+        UsageError: the task has no such metric.
+    """
+    groups = groups_of(d, items)
+    sums = row_sums(d, items, answers, metric)
+    if metric in ("accuracy", "exact") and d.task != "tagging" and len(set(groups)) == len(items):
+        return intervals.wilson_interval(sums.value * len(items), len(items))
+    return bounded(intervals.bootstrap_interval(sums, groups), sums.value, len(set(groups)), metric)
 
 
-def _ratio(above: Array, below: Array) -> Array:
-    return np.divide(above, below, out=np.zeros(np.broadcast(above, below).shape), where=below != 0)
+def bounded(interval: intervals.Interval, value: float, count: int, metric: str) -> intervals.Interval:
+    """An interval within the bounds of its metric. If all resamples are equal, Wilson's of as many rows as groups."""
+    least = 0.0 if metric in SHARES else -1.0
+    if interval.low == interval.high:
+        low, high = intervals.wilson_interval((value - least) / (1 - least) * count, count)
+        interval = intervals.Interval(least + (1 - least) * low, least + (1 - least) * high)
+    return intervals.Interval(max(least, interval.low), min(1.0, interval.high))
 
 
-def _correlation(sums: Array) -> Array:
-    n, x, y, xx, yy, xy = sums.T
-    return _ratio(n * xy - x * y, np.sqrt(np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y)))
+def intervals_of(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, intervals.Interval]:
+    """`interval_of` of all metrics of the task."""
+    return {name: interval_of(d, items, answers, name) for name in metrics_of(d.task, d.labels, d.bare_types)}
 
 
-def _macro_f1(counts: Array) -> Array:
-    right, predicted, gold = counts.swapaxes(0, 1)
-    return _ratio(_ratio(2 * right, predicted + gold).sum(1), (predicted + gold > 0).sum(1))
-
-
-def _matthews(counts: Array) -> Array:
-    """Gorodkin 2004, for any number of labels."""
-    right, predicted, gold = counts.swapaxes(0, 1)
-    rows = gold.sum(1)
-    spread = [rows * rows - (side * side).sum(1) for side in (predicted, gold)]
-    return _ratio(right.sum(1) * rows - (predicted * gold).sum(1), np.sqrt(spread[0] * spread[1]))
-
-
-_COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {  # counts: [samples, 3, labels]
-    "macro_f1": _macro_f1, "matthews_correlation": _matthews,
-    "precision": lambda counts: _ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
-    "recall": lambda counts: _ratio(counts[:, 0].sum(1), counts[:, 2].sum(1)),
-    **dict.fromkeys(("f1", "micro_f1"), lambda c: _ratio(2 * c[:, 0].sum(1), c[:, 1:].sum((1, 2)))),
-}  # fmt: skip
+def groups_of(d: TaskConfig, items: Sequence[Item]) -> Sequence[Hashable]:
+    """Of each row what it belongs to: the context of a question, the document, or itself. FEWEST_GROUPS or more groups,
+    else each row is its own."""
+    is_qa = d.task == "qa"
+    return intervals.groups_or_rows(
+        [item.texts[1] if is_qa else item.document or row for row, item in enumerate(items)]
+    )
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
@@ -211,18 +219,31 @@ def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> f
     return threshold + min([1.0, *(margin - threshold for margin in margins if margin > threshold)]) / 2
 
 
-def format_metrics(figures: Mapping[str, Any]) -> str:
-    """Metrics in one line."""
+Intervals = Mapping[str, Sequence[float]]  # low and high, by metric
+NO_INTERVALS: Intervals = MappingProxyType({})
+
+
+def format_metrics(figures: Mapping[str, Any], intervals: Intervals = NO_INTERVALS) -> str:
+    """Metrics in one line, with their intervals if they are known."""
     if not figures:
         return "nothing was evaluated"
     shown = {"loss": f"{figures['loss']:.3f}"} if "loss" in figures else {}
-    return ", ".join(f"{title} {figure}" for title, figure in (shown | titled_metrics(figures)).items())
+    return ", ".join(f"{title} {figure}" for title, figure in (shown | titled_metrics(figures, intervals)).items())
 
 
-def titled_metrics(figures: Mapping[str, float]) -> dict[str, str]:
+def titled_metrics(figures: Mapping[str, float], intervals: Intervals = NO_INTERVALS) -> dict[str, str]:
     """Metrics in words, by title."""
     names = [name for name in NAMES if name in figures]
-    return {NAMES[name]: format(figures[name], ".1%" if name in SHARES else ".3f") for name in names}
+    return {NAMES[name]: format_score(name, figures[name], intervals.get(name)) for name in names}
+
+
+def format_score(metric: str, value: float, interval: Sequence[float] | None = None) -> str:
+    """ "89.2% (86.2 to 91.6%)": a share in per cent, else as a number; its interval in brackets, if it is known."""
+    scale, unit, form = (100, "%", ".1f") if metric in SHARES else (1, "", ".3f")
+    shown = f"{scale * value:{form}}{unit}"
+    if interval is None:
+        return shown
+    return f"{shown} ({scale * interval[0]:{form}} to {scale * interval[1]:{form}}{unit})"
 
 
 NOTHING = "-"  # instead of a label, if there is none
@@ -233,13 +254,15 @@ MAX_POINTS = 1000  # of gold and predicted numbers
 def task_results(
     d: TaskConfig, encoded: Sequence[Features], answers: Sequence[Answer]
 ) -> tuple[dict[str, Any], list["Mistake"]]:
-    """Metrics, `table`s of parts, the number of mistakes and their most frequent kinds; and all mistakes."""
+    """Metrics and their intervals, `table`s of parts, the number of mistakes and their most frequent kinds; and all
+    mistakes."""
     items = [features.item for features in encoded]
     wrong = mistakes(d, items, answers)
     return {
         "task": d.task,
         "rows": len(items),
         "figures": compute_metrics(d, items, answers),
+        "intervals": intervals_of(d, items, answers),
         "table": table(d, encoded, answers),
         "mistakes": len(wrong),
         "frequent": frequent(wrong),
@@ -287,28 +310,13 @@ def frequent(found: Sequence[Mistake], count: int = 3) -> str:
     return ", ".join(f"{kind} ({times:,})" for kind, times in kinds.most_common(count))
 
 
-def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:
-    """Each gold entity with the prediction that overlaps it most, or None; each other prediction with None."""
-    left = [span for span in dict.fromkeys(given) if span not in set(gold)]
-    pairs: list[tuple[Span | None, Span | None]] = []
-    for span in dict.fromkeys(gold):
-        if span in given:
-            pairs.append((span, span))
-            continue
-        shared = {other: min(span[1], other[1]) - max(span[0], other[0]) for other in left}
-        best = max((other for other in left if shared[other] > 0), key=shared.__getitem__, default=None)
-        if best is not None:
-            left.remove(best)
-        pairs.append((span, best))
-    return pairs + [(None, span) for span in left]
-
-
 def _labels(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
     """One label, or one of several choices."""
     gold, given, texts = item.label, predicted_label(answer), item.texts
     if gold == given:
         return
-    p, kind = answer["scores"][gold], f"{gold!r} taken for {given!r}"
+    known = d.task == "choice" or gold in answer["scores"]
+    p, kind = answer["scores"][gold] if known else 0.0, f"{gold!r} taken for {given!r}"
     if d.task == "choice":
         gold, given, texts, kind = texts[1 + gold], texts[1 + given], texts[:1], ""
     yield Mistake(item.where, texts, gold, given, answer["score"], -p, kind, {"gold_score": p})
@@ -317,7 +325,8 @@ def _labels(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mista
 def _label_sets(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
     gold, given = set(item.label), set(answer["labels"])
     if gold != given:
-        wrong = {name: p if name in given else 1 - p for name, p in answer["scores"].items() if name in gold ^ given}
+        p = dict.fromkeys(gold, 0.0) | answer["scores"]  # no probability of labels that were never trained
+        wrong = {name: p[name] if name in given else 1 - p[name] for name in gold ^ given}
         worst = max(wrong, key=wrong.__getitem__)
         kind = f"{worst!r} {'given wrongly' if worst in given else 'missed'}"
         names, others = (json.dumps(sorted(labels), ensure_ascii=False) for labels in (gold, given))

@@ -1,8 +1,9 @@
 """A training in its run folder: from its newest checkpoint to its last step, with checkpoints on the way.
 
 The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), with recipe.toml,
-metrics.jsonl, report.html, `checkpoints/` and `plans/`. A job says what is trained: its methods are functions of their
-arguments and of those of its constructor, so that a resumed run gets the same results.
+metrics.jsonl, report.html, `checkpoints/` and `plans/`, and with a budget schedule.jsonl. A job says what is trained:
+its methods are functions of their arguments, of those of its constructor and of the plan that it follows, so that a
+resumed run gets the same results.
 """
 
 import hashlib
@@ -25,13 +26,15 @@ from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown
-from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures
+from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures, write_plans
+from bertworks.training.budget import MEMORY, Pace
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
 from bertworks.training.optimization import make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
+RECENT_SECONDS = 60.0  # over which the speed is averaged for the time left, without a budget
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
@@ -62,8 +65,12 @@ class TrainingRun:
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
         self.optimizer = make_optimizer(self.model, job.optimizer)
-        self.num_steps = job.num_steps
-        self.step, self._evaluation_seconds = 0, 0.0  # of the fastest one
+        self.step, self._evaluation_seconds, self._save_seconds = 0, 0.0, 0.0  # of the last ones
+        self.schedule = job.schedule if isinstance(job, PretrainJob) else None
+        memory = MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS
+        self._pace = Pace(
+            memory, (memory, memory) if self.schedule else (0.0, 0.0)
+        )  # a plan expects the measured speed
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
@@ -76,10 +83,10 @@ class TrainingRun:
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
         self.saved: int | None = None  # the step of the last checkpoint
-        self.evaluate_every = job.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
+        self.evaluate_every = job.evaluate_every or max(1, -(-self.job.num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
-        self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
+        self.log_every = self.read_every * max(1, -(-self.job.num_steps // (MOST_LINES * self.read_every)))
         if checkpoint:
             self._restore(checkpoint)
 
@@ -115,11 +122,14 @@ class TrainingRun:
         if self._is_over():
             return
         steps = train(
-            self.model, self.optimizer, batches, self.job.optimizer, self.num_steps, precision=self.job.precision,
+            self.model, self.optimizer, batches, self.job.optimizer,
+            sum(self.schedule.plans[0].steps) if self.schedule else self.job.num_steps, precision=self.job.precision,
             seed=self.job.seed, start=self.step, before_update=self.shutdown.protect,
+            position=self.schedule.position if self.schedule else float,
         )  # fmt: skip
         self._matmul_speed = measure_matmul(DTYPES[self.job.precision], self.device)
         saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
+        last = saved
         while not self._is_over():
             begin = time.perf_counter()
             with self.shutdown.computing():
@@ -127,28 +137,57 @@ class TrainingRun:
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()
             self._count(step)
-            is_last = self.step == self.num_steps
+            is_last = self.step == self.job.num_steps
             means = step.read() if is_last or self.step % self.log_every == 0 else None
-            self.facts["seconds"] += time.perf_counter() - begin
+            now = time.perf_counter()
+            self.facts["seconds"] += now - begin
+            self._pace.add(now - last, self.job.cost(self.step) - self.job.cost(self.step - 1))
+            last = now
             if means:
                 yield self._step_event(step, means)
             if (is_last or self.step % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
                 raise self._diverged(f"loss or gradient was not finite in {STOP_AFTER} steps in a row")
+            yield from self._plan_again()
             if self._should_evaluate():
                 yield from self._evaluate()
+                last = time.perf_counter()
             if self._is_over() or self._is_due(saved):
                 yield from self._save()
-                saved = time.perf_counter()
+                saved = last = time.perf_counter()
+
+    def _plan_again(self) -> Iterator[Event]:
+        """Plans the rest of a run with a budget again, where the speed has changed. The first process decides; the plan
+        is recorded before it is followed. A resumed run follows recorded plans that are ahead, and makes none before
+        them."""
+        schedule, before = self.schedule, self.job.num_steps
+        if schedule is None or not schedule.is_due(self.step):
+            return
+        assert isinstance(self.job, PretrainJob)
+        if self.rank == 0 and schedule.plans[-1].step < self.step:
+            spent, evaluation = time.perf_counter() - schedule.begin, self._evaluation_seconds + self._save_seconds
+            if plan := schedule.plan_again(self.step, spent, self._pace.value, evaluation, self.evaluate_every):
+                schedule.plans.append(plan)
+                write_plans(self.folder, schedule.plans)
+        if self.world_size > 1:
+            changed = [schedule.plans]
+            dist.broadcast_object_list(changed, src=0)
+            schedule.plans[:] = changed[0]
+        plan = schedule.at(self.step)
+        if plan.step == self.step:
+            self.job.follow(plan.steps)
+            now, slower = self.job.num_steps, "slower" if self.job.num_steps < before else "faster"
+            text = f"{slower} than planned: {now:,} steps instead of {before:,}, to end in time"
+            yield Event("note", text, {"steps": now})
 
     def _should_evaluate(self) -> bool:
         if self.step == 0 or not self.job.evaluates:
             return self.job.evaluates and self.job.evaluates_start
-        return self.step % self.evaluate_every == 0 or self.step == self.num_steps
+        return self.step % self.evaluate_every == 0 or self.step == self.job.num_steps
 
     def _is_over(self) -> bool:
         best, evaluated = self.facts["best"], self.facts["evaluated"]
         enough = best is not None and evaluated == self.step and self.job.enough(evaluated, best["step"])
-        return self.step == self.num_steps or enough
+        return self.step == self.job.num_steps or enough
 
     def _is_due(self, saved: float) -> bool:
         """Whether a checkpoint is due; the last one was written at `saved`."""
@@ -176,7 +215,11 @@ class TrainingRun:
                 raise BertworksError(what, where=str(checkpoint.path), hint="use another output folder, or --overwrite")
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
-        text = f"resuming after step {self.step:,} of {self.num_steps:,}"
+        if self.schedule and isinstance(self.job, PretrainJob):
+            self.job.follow(self.schedule.at(self.step).steps)
+            self.schedule.begin -= self.facts["spent"]
+            self._pace.state = self.facts["pace"]
+        text = f"resuming after step {self.step:,} of {self.job.num_steps:,}"
         self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
     def _batches(self) -> Callable[[int], list[Batch]]:
@@ -199,7 +242,7 @@ class TrainingRun:
 
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
-        self.saved = self.step
+        self.saved, begin = self.step, time.perf_counter()
         if self.rank != 0:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
@@ -207,7 +250,10 @@ class TrainingRun:
             self.job.save(self.folder, self.model, self.facts | {"step": self.step})
         self.job.report(self.folder)
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
+        if self.schedule:
+            self.facts |= {"spent": time.perf_counter() - self.schedule.begin, "pace": self._pace.state}
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
+        self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
@@ -220,15 +266,14 @@ class TrainingRun:
             self.facts |= changed[0]
 
     def _evaluate_here(self) -> Iterator[Event]:
-        begin = time.perf_counter()
         with self.shutdown.computing():
             baseline = None if "baseline" in self.facts else self.job.baseline()
+            begin = time.perf_counter()
             figures = self.job.evaluate(self.model)
-        seconds = time.perf_counter() - begin
+        self._evaluation_seconds = time.perf_counter() - begin
         if baseline:
             text, self.facts["baseline"] = baseline
             yield Event("note", text, {"baseline": self.facts["baseline"]})
-        self._evaluation_seconds = min(seconds, self._evaluation_seconds or seconds)  # the first is slow
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
         best = self.facts["best"]
@@ -254,13 +299,13 @@ class TrainingRun:
         })  # fmt: skip
         if self.rank == 0:
             self.metrics.record(figures)
-        left = self.facts["seconds"] * (self.job.cost(self.num_steps) / self.job.cost(step.number) - 1)
-        left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
-        fields = figures | {"steps": self.num_steps, **self.job.progress(step.number)}
+        left = self._pace.value * (self.job.cost(self.job.num_steps) - self.job.cost(step.number))
+        left += self._evaluation_seconds * math.ceil((self.job.num_steps - step.number) / self.evaluate_every)
+        fields = figures | {"steps": self.job.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
         parts = [
-            f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies,
+            f"step {step.number:,}/{self.job.num_steps:,}", f"loss {loss:.3f}", *accuracies,
             f"rate {step.learning_rate:.1e}", f"{tokens_per_second:,.0f} tokens/s",
             f"{figures['matmul_share']:.0%} of matmul speed", f"{figures['memory'] / 1e9:.2f} GB",
             f"{duration(left)} left",

@@ -2,22 +2,29 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from bertworks.checkpoints.storage import read_json
+from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, as_path, names_of
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
+from bertworks.metrics.intervals import SAMPLES, Array, Interval, interval_of_mean
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.report import note_choice, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
+from bertworks.runs.task_metrics import NAMES, bounded, format_score
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
-NOT_COPIED = ("metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
+NOT_COPIED = ("report.html", "metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
 
 
 class Trial(NamedTuple):
@@ -44,6 +51,9 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
     grid = [_values(word) for words in names_of(sweep) for word in (PAPER_GRID if words == "paper" else (words,))]
+    for field in parse_overrides(request.overrides).keys() & parse_overrides([w for g in grid for w in g]).keys():
+        hint = "leave it out of one of them"
+        raise UsageError(f"{field} is in the sweep, and has one value by another option", hint=hint)
     parts = range(folds) if folds else [None]
     for words, fold, seed in product(product(*grid), parts, range(first, first + seeds)):
         name = [word.replace("optimizer.", "") for word in words]
@@ -74,6 +84,7 @@ def run_trials(
     refuse_nested(output, trials[0].request.paths)
     exists = check_same_request(output, request, overwrite)
     done: list[dict[str, Any]] = []
+    samples: list[Array] = []
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
         folder = output / trial.folder
@@ -85,8 +96,11 @@ def run_trials(
                 yield event
         numbers = {"seed": trial.request.seed, "fold": trial.request.fold}
         results = {name: event.fields[name] for name in ("metric", "score", "figures", "seconds")}
+        results["rows"] = event.fields.get("rows", 0)  # of dev; folders of earlier versions do not say
+        results["baselines"] = event.fields.get("baselines")
         done.append({"folder": trial.folder, "setting": trial.setting, **numbers, **results})
-        settings = summary(done)
+        samples.append(_samples(folder, done[-1]))
+        settings = summary(done, samples)
         write_json(output / "trials.json", {"trials": done, "settings": settings})
     best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
     best = max((result for result in done if result["setting"] == best_setting), key=lambda result: result["score"])
@@ -94,27 +108,58 @@ def run_trials(
         if name not in NOT_COPIED and (output / best["folder"] / name).exists():
             with replacing(output / name) as temporary:
                 shutil.copyfile(output / best["folder"] / name, temporary)
-    text = f"{table(best['metric'], settings)}\n{output}: the best model, of {best['folder']}"
+    shown = format_score(best["metric"], best["score"])
+    choice = f"the best of {len(done)} trainings, chosen by its {shown} on dev: expect the mean on new texts"
+    text = f"{table(best['metric'], settings)}\n{output}: {choice} ({best['folder']})"
+    if compared := [result for result in done if result["baselines"]]:
+        text += f"\nsee {write_trials_report(output, compared, text)}"
+    note_choice(output, f"This model is {choice}. The mean: {table(best['metric'], settings).partition(';')[0]}")
     yield Event("done", text, {"folder": str(output), "trials": done, "settings": settings, "best": best})
 
 
-def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The scores of each setting over seeds and folds: mean, deviation and 95 % interval."""
-    settings: dict[str, list[float]] = {}
-    for result in done:
-        settings.setdefault(result["setting"], []).append(result["score"])
-    return [
-        {"setting": name, "scores": scores, **asdict(confidence_interval(scores))} for name, scores in settings.items()
-    ]
+def _samples(folder: Path, trial: Mapping[str, Any]) -> Array:
+    """The score of a trial on resamples of its dev rows; the score alone for folders of earlier versions."""
+    stored = read_json(path) if (path := folder / "result.json").exists() else {}
+    return np.array(stored.get("resamples") or [trial["score"]] * SAMPLES)
+
+
+def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[dict[str, Any]]:
+    """The scores of each setting over seeds and folds: mean, deviation and 95 % interval (`interval_of_trials`).
+
+    samples: the scores of each trial on resamples of its dev rows.
+    """
+    settings: dict[str, list[int]] = {}
+    for number, result in enumerate(done):
+        settings.setdefault(result["setting"], []).append(number)
+    rows = []
+    for name, numbers in settings.items():
+        trials, scores = [done[n] for n in numbers], [done[n]["score"] for n in numbers]
+        interval = interval_of_trials(trials, [samples[n] for n in numbers])
+        found = asdict(confidence_interval(scores))
+        del found["margin"]  # of the seeds alone
+        rows.append({"setting": name, "scores": scores, **found, "interval": interval})
+    return rows
+
+
+def interval_of_trials(trials: Sequence[Mapping[str, Any]], samples: Sequence[Array]) -> Interval:
+    """The interval of the mean score of trials of one setting: over the sampling of the dev rows and of the seeds. A
+    seed counts with its mean over the folds."""
+    seeds: dict[Any, list[float]] = {}
+    for trial in trials:
+        seeds.setdefault(trial["seed"], []).append(trial["score"])
+    means = [sum(scores) / len(scores) for scores in seeds.values()]
+    rows = max(1, sum(trial["rows"] for trial in trials) // len(seeds))
+    return bounded(interval_of_mean(means, samples), sum(means) / len(means), rows, trials[0]["metric"])
 
 
 def table(metric: str, settings: Sequence[dict[str, Any]]) -> str:
     """The summary in words."""
     lines = []
     for row in sorted(settings, key=lambda row: -row["mean"]):
-        spread = f" ± {row['margin']:.4f} (95 %), deviation {row['deviation']:.4f}" if row["count"] > 1 else ""
-        each = ", ".join(f"{score:.4f}" for score in row["scores"])
-        lines.append(f"{row['setting'] or 'all'}: {metric} {row['mean']:.4f}{spread}; {each}")
+        score = format_score(metric, row["mean"], row["interval"])
+        spread = f", deviation {format_score(metric, row['deviation'])}" if row["count"] > 1 else ""
+        each = ", ".join(format_score(metric, score) for score in row["scores"])
+        lines.append(f"{row['setting'] or 'all'}: {NAMES.get(metric, metric)} {score}{spread}; {each}")
     return "\n".join(lines)
 
 

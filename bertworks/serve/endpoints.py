@@ -29,7 +29,7 @@ from bertworks.inference.explain import explain
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.retrieval.index import Index
-from bertworks.retrieval.ranking import Reranker, fits_pairs
+from bertworks.retrieval.ranking import Reranker, fits_pairs, matches_of
 from bertworks.serve.batching import InferenceJob, Limits, RequestError
 from bertworks.training.device import PrecisionOption, choose_device
 
@@ -210,7 +210,7 @@ class FinetunedEndpoints:
     def rerank(self, request: Request) -> Steps:
         def score(_: Features, logits: Rows) -> float:
             value = logits[0, 1:] - logits[0, :1] if self._config.labels else logits[0]
-            return float(value[0] if request["raw_scores"] else sigmoid(value)[0])
+            return float(value[0] if request["raw_scores"] else sigmoid(value / self._config.temperature)[0])
 
         scores = yield from self._answers([(request["query"], text) for text in request["texts"]], request, score)
         items = [{"index": n, "score": score} for n, score in enumerate(scores)]
@@ -302,8 +302,12 @@ class Abilities:
         if request["rerank"] and self._reranker is None:
             raise UsageError("this server's model cannot rerank documents", hint='leave "rerank" out')
         rerank = self._reranker if request["rerank"] else None
-        query, k, ranking = (request[name] for name in ("query", "k", "ranking"))
-        return _alone(partial(self._index.search, query, k, ranking=ranking, rerank=rerank))
+        settings = {name: request[name] for name in ("query", "k", "ranking")}
+        return _alone(partial(self._hits, rerank=rerank, matches=request["matches"], **settings))
+
+    def _hits(self, query: str, *, matches: bool, **settings: Any) -> list[dict[str, Any]]:
+        hits, words = self._index.search(query, **settings), self._index.language
+        return [{**hit, **({"matches": matches_of(query, hit["text"], words)} if matches else {})} for hit in hits]
 
     def explain(self, request: Request) -> Steps:
         tokens = sum(map(len, self.tokenizer.ids(_list_of(request["inputs"]))))

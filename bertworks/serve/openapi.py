@@ -115,7 +115,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
         "ner": [{"inputs": texts}],
         "qa": [{"inputs": question | many(question), "top_k": (top, 1)}],
         "search": [{"query": Text, "k": (top, 10), "rerank": rerank,
-                    "ranking": (Literal["hybrid", "dense", "bm25"], "hybrid")}],
+                    "ranking": (Literal["hybrid", "dense", "bm25"], "hybrid"), "matches": no}],
         "explain": [{"inputs": single, "target": (Text | None, None), "maps": no,
                      "baseline": (Literal["mask", "pad"], "mask")}],
         "tokenize": [{"inputs": texts, "add_special_tokens": yes, "prompt_name": prompt}],
@@ -135,7 +135,7 @@ _VECTOR = _object("Vector", object=str, index=int, embedding=list[float] | str)
 _USAGE = _object("Usage", prompt_tokens=int, total_tokens=int)
 _EMBEDDINGS = _object("Embeddings", object=str, model=str, usage=_USAGE, data=_List[_VECTOR])
 _RANK = _object("Rank", index=int, score=float)
-_DOCUMENT = _object("Document", id=str, score=float, text=str, fields=dict[str, Any])
+_DOCUMENT = _object("Document", id=str, score=float, cosine=float | None, title=str, text=str, fields=dict[str, Any])
 _EXPLANATION = _object("Explanation", explained=str, tokens=list[str], words=list[str], spans=list[list[int]])
 ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it does, and the types of its answer
     "embed": ("Vectors of texts", list[list[float]]),

@@ -27,7 +27,12 @@ _MIN_LINES = 1000  # before a file with malformed lines is refused before its en
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
 
 
-Documents = Literal["auto", "blank_line", "file"]  # what ends a document in plain text
+# What ends a document in plain text. title: a blank line, but not the one after a title.
+Documents = Literal["auto", "blank_line", "title", "file"]
+_ENDS = {
+    "blank_line": "a blank line ends a document", "title": "a title and its text are a document",
+    "file": "each file is a document",
+}  # fmt: skip
 
 
 class RawDocument(NamedTuple):
@@ -146,7 +151,7 @@ class FileReader:
         sample = reader.sample()
         margin = margin_of(sample)
         ends, reason = (self.documents, "as set") if self.documents != "auto" else separation(sample, margin)
-        how = f"{'a blank line ends a document' if ends == 'blank_line' else 'each file is a document'} ({reason})"
+        how = f"{_ENDS[ends]} ({reason})"
         self.report.separations[how] = self.report.separations.get(how, 0) + 1
         lines: list[str] = []
         start = size = 0
@@ -157,7 +162,8 @@ class FileReader:
         for number, line in reader.lines(longest=LONGEST_PIECE):
             blank = not line or line.isspace()
             longest = LARGEST_DOCUMENT if blank else _LONGEST_BLOCK
-            if lines and (size >= longest or (blank and ends == "blank_line")):
+            is_end = ends == "blank_line" or (ends == "title" and any(map(str.strip, lines[1:])))
+            if lines and (size >= longest or (blank and is_end)):
                 if size >= longest:
                     self.report.cut_documents.add(f"{self.name}:{number}")
                 yield document()
@@ -227,17 +233,17 @@ class FileReader:
         first = next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda record: len(str(record.value))), [])
         objects = [record.value for record in first if isinstance(record.value, dict)]
         names = names or list(dict.fromkeys(itertools.chain(*objects)))
-        column = self._text_column({name: [value.get(name) for value in objects] for name in names}) if names else ""
+        read = self._text_columns({name: [value.get(name) for value in objects] for name in names}) if names else [""]
         good = bad = 0
         first_bad: _Record | None = None
         for record in itertools.chain(first, records):
             if not record.problem:
                 good += 1
-                value = record.value if isinstance(record.value, str) else record.value.get(column)
-                if (text := tables.as_text(value)) is not None:
+                values = [record.value] if isinstance(record.value, str) else list(map(record.value.get, read))
+                if (text := _titled(values)) is not None:
                     yield _document(record.line, text)
                     continue
-                record = record._replace(problem=f"{column!r} holds {type(value).__name__}, not text")
+                record = record._replace(problem=f"{read[-1]!r} holds {type(values[-1]).__name__}, not text")
             self.report.malformed.add(f"{self.name}:{record.line}")
             bad += 1
             first_bad = first_bad or record
@@ -251,24 +257,33 @@ class FileReader:
             names = [column.name for column in file.schema_arrow if "string" in str(column.type)]
             sample = next(file.iter_batches(batch_size=_SAMPLE_RECORDS, columns=names), None) if names else None
             texts = sample.to_pydict() if sample else {}
-            column = self._text_column({name: texts.get(name, ()) for name in file.schema_arrow.names})
+            read = self._text_columns({name: texts.get(name, ()) for name in file.schema_arrow.names})
             row = itertools.count(1)
-            for batch in file.iter_batches(batch_size=256, columns=[column]):
+            for batch in file.iter_batches(batch_size=256, columns=read):
                 self.report.bytes += batch.nbytes
-                for value in batch.column(0).to_pylist():
-                    yield _document(next(row), tables.as_text(value) or "")
+                for values in zip(*(batch.column(name).to_pylist() for name in read)):
+                    yield _document(next(row), _titled(values) or "")
 
-    def _text_column(self, columns: Mapping[str, Sequence[object]]) -> str:
-        """The column of the text; it is also reported."""
+    def _text_columns(self, columns: Mapping[str, Sequence[object]]) -> list[str]:
+        """The column of the text, after that of the title if there is one and `text_column` is unset. Also reported."""
         column = tables.choose_column(columns, self.name, self.text_column)
-        self.report.columns[column] = self.report.columns.get(column, 0) + 1
-        return column
+        title = tables.usual_column(columns, tables.TITLE_NAMES) if self.text_column is None else None
+        how = column if title in (None, column) else f"{column}, after {title} (--text-column {column}: without)"
+        self.report.columns[how] = self.report.columns.get(how, 0) + 1
+        return [column] if title is None or title == column else [title, column]
 
     def _refuse_malformed(self, first: _Record, bad: int, good: int) -> None:
         if bad > (1 + good // 100 if good else 0):
             what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {first.problem}"
             hint = f"look at it with `sed -n {first.line}p {quoted(self.name)}`, repair the file or leave it out"
             raise BertworksError(what, where=f"{self.name}:{first.line}", hint=hint)
+
+
+def _titled(values: Sequence[object]) -> str | None:
+    """The text of a document from its title, if there is one, and its text; None: that is not text. A title alone is
+    no document, and some texts begin with their titles."""
+    *titles, text = map(tables.as_text, values)
+    return "\n".join([*(title for title in titles if title and not text.startswith(title)), text]) if text else text
 
 
 def _document(line: int, text: str) -> RawDocument:

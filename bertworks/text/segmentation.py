@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
+from operator import ne
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,7 @@ _WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
 
 _NARROWEST, _WIDEST = 30, 132  # columns of a plausible right margin
 _MAX_LINES = 10_000  # are read to find the margin
+_MIN_TITLES, _LONGEST_TITLE = 3, 100  # in a file of texts with titles; in columns
 _MIN_BREAKS = 4  # line breaks inside paragraphs, to infer a margin
 
 
@@ -65,27 +67,36 @@ def margin_of(lines: Sequence[str]) -> int | None:
     return None if is_other else margin
 
 
-def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "file"], str]:
+def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "title", "file"], str]:
     """What ends a document in a plain text file, from a sample of its lines, and the reason in words.
 
     Blank lines stand between documents where each has several unwrapped lines (a sentence or a paragraph per line, as
     in the original BERT's input); where they stand around nearly every line, between wrapped paragraphs or between
-    stanzas, they separate paragraphs and the file is the document.
+    stanzas, they separate paragraphs and the file is the document. Where every second block is a short line that ends
+    no sentence, it is the title of the next.
     """
     stripped = [line.strip() for line in lines]
     filled = list(filter(None, stripped))
-    blocks = [len(list(block)) for is_filled, block in groupby(stripped, bool) if is_filled]
+    blocks = [list(block) for is_filled, block in groupby(stripped, bool) if is_filled]
     if len(blocks) <= 1:
         return "file", "no blank lines"
+    titles = [_is_title(block) for block in blocks]
+    if sum(titles) >= _MIN_TITLES and sum(map(ne, titles, titles[1:])) >= 0.9 * (len(titles) - 1):
+        return "title", "a line that ends no sentence stands between blank lines before every text"
     if margin is not None:
         return "file", f"lines are wrapped at column {margin}; blank lines end paragraphs"
-    if sorted(blocks)[len(blocks) // 2] < 2:
+    if sorted(map(len, blocks))[len(blocks) // 2] < 2:
         return "file", "blank lines stand after every paragraph"
     ends = sum(_ENDS_SENTENCE.search(line[-8:]) is not None for line in filled) / len(filled)
     punctuated = sum(not mark.isalnum() for line in filled for mark in line[-1:]) / len(filled)
     if ends < 0.5 and punctuated > 0.1 and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64:
         return "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
     return "blank_line", "blocks of several unwrapped lines between blank lines"
+
+
+def _is_title(block: Sequence[str]) -> bool:
+    """Whether a block of lines may be a title: one short line that does not end a sentence."""
+    return len(block) == 1 and _width(block[0]) <= _LONGEST_TITLE and not _ENDS_SENTENCE.search(block[0][-8:])
 
 
 def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:

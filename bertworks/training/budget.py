@@ -2,12 +2,14 @@
 
 - `time_step`: the time of a training step
 - `SIZE_PRESETS`: what suits which amount of arithmetic, from the experiments in docs/experiments
+- `Schedule`: the steps of a run, planned again where the speed changes; `Pace`: the recent speed
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
@@ -28,16 +30,18 @@ from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
 
 def time_step(
-    objective: TrainableModel, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
-) -> tuple[float, float]:
+    objective: TrainableModel, optimizer: OptimizerConfig, precision: Precision,
+    batch: Batch | Callable[[int], Sequence[Batch]], seconds: float, start: int = 0,
+) -> tuple[float, float]:  # fmt: skip
     """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
-    that a training would use. The parameters are changed."""
+    that a training would use. The parameters are changed. batch: of all steps; or what makes that of a step from
+    `start` on, in the time that is measured."""
     now = partial(time_when_done, next(objective.parameters()).device)
     begins: list[float] = []  # of the updates
     times: list[tuple[float, float]] = []  # of a step, and of its update
     steps = train(
-        objective, make_optimizer(objective, optimizer), lambda _: [batch], optimizer, 1 << 30, precision=precision,
-        before_update=lambda: begins.append(now()),
+        objective, make_optimizer(objective, optimizer), batch if callable(batch) else lambda _: [batch], optimizer,
+        start + MANY_STEPS, precision=precision, start=start, before_update=lambda: begins.append(now()),
     )  # fmt: skip
     with THREADS.hold():
         begin = last = now()
@@ -79,6 +83,11 @@ LATER_FRACTION = 0.2
 REPETITIONS = 4  # of a text, after which a large network may memorize it
 OVERRUN = 1.5  # times the budget that a plan may take, if every phase has one step
 PROCESS = 400 << 20  # bytes of Python and torch, without a model
+MANY_STEPS = 1 << 30
+# The rest of a run is planned again if it would end this much earlier or later: fractions of the budget and the rest.
+TOLERANCE, REST_TOLERANCE = 0.02, 0.1
+CHECKS = 40  # of the speed in a run, as long as its steps are those of the first plan
+MEMORY = 0.04  # of a budget: over about this time the speed is averaged
 
 
 def size_preset_for(flops: float) -> SizePreset:
@@ -150,8 +159,8 @@ def fit_steps(
             hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
-    names = [{"train.phases", f"train.phases.{number}.num_steps"} for number in range(len(old))]
-    counts = [p.num_steps if n & {*fixed} else count for p, n, count in zip(old, names, steps, strict=True)]
+    kept = fixed_phases(len(old), fixed)
+    counts = [phase.num_steps if n in kept else steps[n] for n, phase in enumerate(old)]
     phases = tuple(replace(phase, num_steps=count) for phase, count in zip(old, counts, strict=True))
     # A forward pass is a third of a step; the longest sequences are as many tokens again.
     token = step_seconds[0] / old[0].batch_size / old[0].sequence_length
@@ -162,6 +171,99 @@ def fit_steps(
     return replace(recipe, train=train_config)
 
 
+def fixed_phases(count: int, fields: Collection[str]) -> list[int]:
+    """The numbers of those of `count` phases that have their steps from overrides of these fields."""
+    return [n for n in range(count) if not {"train.phases", f"train.phases.{n}.num_steps"}.isdisjoint(fields)]
+
+
+class Plan(NamedTuple):
+    """The steps of a run with a budget, from one of them on: a line of schedule.jsonl."""
+
+    step: int  # steps done when it was made
+    steps: Sequence[int]  # of each phase, from the beginning of the run
+    step_seconds: Sequence[float]  # of a step of each phase, at the speed of that moment
+    spent: float  # seconds of the budget
+
+
+class Pace:
+    """Seconds per unit of cost, of about the last `memory` seconds: older steps count less, exponentially.
+
+    state: seconds and cost so far.
+    """
+
+    def __init__(self, memory: float, state: tuple[float, float] = (0.0, 0.0)):
+        self.memory, self.state = memory, state
+
+    def add(self, seconds: float, cost: float) -> None:
+        """A step."""
+        kept = math.exp(-seconds / self.memory)
+        self.state = kept * self.state[0] + seconds, kept * self.state[1] + cost
+
+    @property
+    def value(self) -> float:
+        return self.state[0] / self.state[1]
+
+
+@dataclass
+class Schedule:
+    """The steps of a run with a budget, as functions of its plans.
+
+    seconds: of the budget, to the end of the last evaluation.
+    begin: when they began, by `time.perf_counter`; of a resumed run, earlier by the time that it took before.
+    plans: the first one begins at step 0. Later ones may be ahead of a run that was resumed.
+    fixed: names of fields that keep their values, as in `fit_steps`.
+    """
+
+    seconds: float
+    begin: float
+    plans: list[Plan]
+    fixed: Collection[str] = ()
+
+    def at(self, step: int) -> Plan:
+        """The plan of a step, counted from 0."""
+        return [plan for plan in self.plans if plan.step <= step][-1]
+
+    def position(self, step: int) -> float:
+        """The step of the first plan whose learning rate a step has, counted from 0, with a fraction. A new plan
+        continues where the one before it stood, and goes evenly to the end: the rate has no jump, and reaches its
+        end. The phases keep their shares."""
+        whole = end = sum(self.plans[0].steps)
+        start, reached = 0, 0.0
+        for plan in self.plans:
+            if plan.step <= step:
+                reached = whole - (end - plan.step) * (whole - reached) / (end - start)
+                start, end = plan.step, sum(plan.steps)
+        return whole - (end - step) * (whole - reached) / (end - start)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the speed is compared with the plan after this number of steps."""
+        every = max(1, sum(self.plans[0].steps) // CHECKS)
+        return step % every == 0 and 0 < step < sum(self.at(step).steps)
+
+    def plan_again(self, step: int, spent: float, pace: float, evaluation: float, every: int) -> Plan | None:
+        """A plan whose rest ends with the budget; None where the present one nearly does.
+
+        Args:
+            step: steps done. spent: seconds of the budget.
+            pace: how many times as long as in the first plan a step takes now.
+            evaluation: seconds of one with saving; there is one after `every` steps, and at the end.
+        """
+        plan, step_seconds = self.at(step), [pace * seconds for seconds in self.plans[0].step_seconds]
+        kept = fixed_phases(len(step_seconds), self.fixed)
+        left = [min(n, max(0, end - step)) for n, end in zip(plan.steps, accumulate(plan.steps), strict=True)]
+        times = [n * (seconds + evaluation / every) for n, seconds in zip(left, step_seconds, strict=True)]
+        expected = sum(seconds for number, seconds in enumerate(times) if number not in kept)
+        available = self.seconds - spent - evaluation - sum(times[number] for number in kept)
+        if not expected or abs(available - expected) <= TOLERANCE * self.seconds + REST_TOLERANCE * expected:
+            return None
+        steps = [*plan.steps]
+        for number, rest in enumerate(left):
+            if rest and number not in kept:
+                fewest = 1 if rest == plan.steps[number] or number == len(left) - 1 else 0  # no phase is left out
+                steps[number] += max(fewest, round(rest * available / expected)) - rest
+        return None if steps == [*plan.steps] else Plan(step, steps, step_seconds, spent)
+
+
 @dataclass(frozen=True)
 class Measurement:
     """The cost of a recipe's training steps, measured on random tokens."""
@@ -170,9 +272,17 @@ class Measurement:
     memory: int  # bytes of the process, or on the GPU, estimated
 
 
-def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0) -> Measurement:
+def measure_steps(
+    recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0,
+    make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] | None = None,
+) -> Measurement:  # fmt: skip
     """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer sequences per micro-batch
-    than the recipe's. Memory is computed from the tensors that one and two sequences keep for the backward pass."""
+    than the recipe's. Memory is computed from the tensors that one and two sequences keep for the backward pass.
+
+    Args:
+        make_batches: a recipe -> the batches of its steps; None: one random batch of sequences of equal length, which
+            takes a half to two thirds of the time of real ones.
+    """
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
     model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
@@ -180,7 +290,7 @@ def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, se
     patience = seconds / len(train_config.phases)
     speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
     step_seconds, activations = [], 0
-    for phase in train_config.phases:
+    for number, phase in enumerate(train_config.phases):
         length = phase.sequence_length
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
         expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
@@ -188,7 +298,10 @@ def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, se
         batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
         activations = max(activations, first + (second - first) * (full - 1))
-        micro, update = time_step(model, recipe.optimizer, precision, batch, patience)
+        phases = tuple(replace(p, batch_size=few, num_steps=MANY_STEPS) for p in train_config.phases)
+        timed = replace(recipe, train=replace(train_config, phases=phases))
+        real = make_batches(timed) if make_batches else batch
+        micro, update = time_step(model, recipe.optimizer, precision, real, patience, number * MANY_STEPS)
         step_seconds.append(micro * phase.batch_size / few + update)
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
     memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)

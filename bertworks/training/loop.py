@@ -68,13 +68,15 @@ def train(
     seed: int = 0,
     start: int = 0,
     before_update: Callable[[], None] | None = None,
+    position: Callable[[int], float] = float,
 ) -> Iterator[Step]:
     """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at another number. In some
     of several processes there may be none, except in step 0.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
     the split shows in dropout's random numbers alone. They are multiplied by the objective's weights. `before_update`
-    is called in each step before parameters change.
+    is called in each step before parameters change. `position(n)` is where step n stands in a schedule of `num_steps`
+    steps: the training ends where it reaches them.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parameters = [p for p in objective.parameters() if p.requires_grad]
@@ -82,7 +84,8 @@ def train(
     compute: nn.Module = MixedPrecision(objective, precision)
     if world_size > 1:
         compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
-    for step in range(start, num_steps):
+    step = start
+    while (reached := position(step)) < num_steps:
         objective.train()
         # Of dropout. Hashed: the CPU's generator uses only the low 32 bits of a seed.
         torch.manual_seed(int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0]))
@@ -107,12 +110,13 @@ def train(
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([loss for loss, _ in sums.values()]).sum()
-        learning_rate = config.rate(step, num_steps)
+        learning_rate = config.rate(reached, num_steps)
         if before_update is not None:
             before_update()
         skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
         optimizer.zero_grad(set_to_none=world_size == 1)
-        yield Step(step + 1, learning_rate, grad_norm, skipped, sums, counts, tokens)
+        step += 1
+        yield Step(step, learning_rate, grad_norm, skipped, sums, counts, tokens)
 
 
 @torch.no_grad()

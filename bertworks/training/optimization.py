@@ -40,8 +40,11 @@ class OptimizerConfig(Settings):
     max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
     layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
 
-    def rate(self, step: int, num_steps: int) -> float:
-        """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0."""
+    def rate(self, step: float, num_steps: int) -> float:
+        """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0.
+
+        step: with a fraction where a plan was changed on the way (`training.budget.Schedule`).
+        """
         warmup_steps = round(self.warmup * num_steps)
         if step < warmup_steps:
             return self.learning_rate * step / warmup_steps

@@ -3,9 +3,11 @@ except the data. Unknown names and wrong types are errors.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
+from itertools import accumulate
 from typing import Annotated, ClassVar, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
@@ -59,6 +61,12 @@ class TrainConfig(Settings):
     @property
     def num_steps(self) -> int:
         return sum(phase.num_steps for phase in self.phases)
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The number of the phase of a step, and the number of the step in it; all count from 0."""
+        starts = [0, *accumulate(phase.num_steps for phase in self.phases[:-1])]
+        number = bisect_right(starts, step) - 1
+        return number, step - starts[number]
 
     @property
     def sequence_length(self) -> int:

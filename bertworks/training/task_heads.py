@@ -81,14 +81,14 @@ def combine_vectors(x: Tensor, kind: SentenceVectors) -> Tensor:
     """The features of an item: float32 [B, width].
 
     x: the mean vectors of its sequences, [B, hidden] or, of pairs, [2 B, hidden].
-    kind: "mean": the vector. "pair": both vectors u and v with length 1, |u - v|, u * v (Conneau et al. 2017, section
-        3.1) and their cosine. "cosine": the cosine alone. "pooler": not from here.
+    kind: "mean": the vector. "pair": |u - v|, u * v (Conneau et al. 2017, section 3.1) and the cosine of both vectors
+        with length 1. "cosine": the cosine alone. "pooler": not from here.
     """
     if kind == "mean":
         return x
     u, v = F.normalize(x.view(-1, 2, x.shape[-1]), dim=-1).unbind(1)
     cosine = (u * v).sum(-1, keepdim=True)
-    return cosine if kind == "cosine" else torch.cat([u, v, (u - v).abs(), u * v, cosine], -1)
+    return cosine if kind == "cosine" else torch.cat([(u - v).abs(), u * v, cosine], -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class TaskHead(ABC):
 
     def width(self, hidden_size: int) -> int:
         """The number of features that the output layer reads."""
-        return {"pair": 4 * hidden_size + 1, "cosine": 1}.get(self.vectors, hidden_size)
+        return {"pair": 2 * hidden_size + 1, "cosine": 1}.get(self.vectors, hidden_size)
 
     def count(self, batch: Batch) -> int:
         """The number of terms of the loss."""

@@ -39,20 +39,63 @@ async function inWords(answer) {
 
 // --- drawing
 
-// Offsets of the server count characters (code points); strings of JavaScript count UTF-16 units.
-function marked(parent, text, spans) {
-  const characters = Array.from(text), place = make("div", parent, undefined, "said");
-  let done = 0;
+// Offsets of the server count characters (code points); strings of JavaScript count UTF-16 units. from, to: the part
+// that is shown, undefined for all of it.
+function marked(place, text, spans, from = 0, to = Infinity) {
+  const characters = Array.from(text), last = Math.min(to, characters.length);
+  let done = from;
   place.dir = "auto";
   for (const { start, end, type } of [...spans].sort((a, b) => a.start - b.start)) {
-    if (start < done) continue;
+    if (start < done || end > last) continue;
     place.append(characters.slice(done, start).join(""));
     const mark = make("mark", place, characters.slice(start, end).join(""));
     if (type) make("small", mark, type);
     done = end;
   }
-  place.append(characters.slice(done).join(""));
+  place.append(characters.slice(done, last).join(""));
   return place;
+}
+
+const SNIPPET = 320, BEFORE = 60, MOST_MARKS = 200;  // characters; of them before the first match; matches compared
+
+// Start and end of the part of a text, after `from`, that has the most different matches.
+function snippet(text, spans, from) {
+  const characters = Array.from(text), later = spans.filter(one => one.start >= from).slice(0, MOST_MARKS);
+  if (characters.length - from <= 1.25 * SNIPPET) return [from, characters.length];
+  const word = one => characters.slice(one.start, one.end).join("").toLowerCase();
+  let start = from, most = 0;
+  for (const first of later) {
+    const within = later.filter(one => one.start >= first.start && one.end <= first.start + SNIPPET - BEFORE);
+    const count = new Set(within.map(word)).size;
+    if (count > most) [start, most] = [first.start, count];
+  }
+  const match = start;
+  start = Math.max(from, start - BEFORE);
+  while (start > from && start < match && /\S/.test(characters[start - 1])) start++;
+  const end = Math.min(characters.length, start + SNIPPET);
+  let space = end;
+  while (space < characters.length && space > end - BEFORE && /\S/.test(characters[space])) space--;
+  return [start, space > end - BEFORE ? space : end];
+}
+
+// A document with its title first, its matches marked, and the whole text behind a snippet of it.
+function hit(line, { id, score, cosine, title, text, fields, matches }) {
+  const spans = matches.map(([start, end]) => ({ start, end }));
+  const from = title && text.startsWith(title) ? Array.from(title).length : 0;
+  if (title) marked(make("h3", line), title, from ? spans : []);
+  const [start, end] = snippet(text, spans, from), isWhole = start === from && end === Array.from(text).length;
+  const place = marked(make("p", line), text, spans, start, end);
+  if (start > from) place.prepend("… ");
+  const also = Object.entries(fields).filter(([, value]) => value !== title).map(([name, value]) =>
+    `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  const figures = [score.toFixed(3), cosine !== null && cosine.toFixed(3) !== score.toFixed(3) &&
+    `cosine ${cosine.toFixed(3)}`].filter(one => one);
+  make("p", line, [id, ...figures, ...also].join(" \u00b7 "), "quiet").dir = "auto";
+  if (isWhole) return;
+  if (end < Array.from(text).length) place.append(" …");
+  const more = make("details", line);
+  make("summary", more, "Whole text");
+  marked(make("p", more), text, spans, from);
 }
 
 // rows: [name, share of the whole line or undefined, figure, remark]; ranked: the first is the best.
@@ -140,7 +183,7 @@ const abilities = {
   ner: {
     sent: fields => ({ inputs: fields.text.value }),
     show(place, entities, { inputs }) {
-      marked(place, inputs, entities.map(one => ({ ...one, type: one.entity_group })));
+      marked(make("div", place, undefined, "said"), inputs, entities.map(one => ({ ...one, type: one.entity_group })));
       bars(place, entities.map(one => [one.word, one.score, `${one.entity_group} ${percent(one.score)}`]), false);
       return entities.length === 1 ? "1 entity" : `${entities.length || "no"} entities`;
     },
@@ -148,7 +191,7 @@ const abilities = {
   qa: {
     sent: fields => ({ inputs: { question: fields.question.value, context: fields.context.value }, top_k: 3 }),
     show(place, answer, { inputs }) {
-      marked(place, inputs.context, answer.answer ? [answer] : []);
+      marked(make("div", place, undefined, "said"), inputs.context, answer.answer ? [answer] : []);
       if (answer.n_best.length) make("h3", place, "What was weighed");
       bars(place, answer.n_best.map(one => [one.answer || "(no answer)", one.score, percent(one.score)]));
       return answer.answer || "The passage does not say";
@@ -165,15 +208,10 @@ const abilities = {
   },
   search: {
     sent: fields => ({ query: fields.query.value, k: 10, ranking: fields.ranking.value,
-      rerank: fields.rerank.checked }),
+      rerank: fields.rerank.checked, matches: true }),
     show(place, hits) {
       const list = make("ol", place, undefined, "hits");
-      for (const hit of hits) {
-        const line = make("li", list), also = Object.entries(hit.fields ?? {}).map(([name, value]) =>
-          `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
-        make("p", line, hit.text).dir = "auto";
-        make("p", line, [hit.id, hit.score.toFixed(3), ...also].join(" \u00b7 "), "quiet").dir = "auto";
-      }
+      for (const found of hits) hit(make("li", list), found);
       return hits.length === 1 ? "1 document" : `${hits.length || "no"} documents`;
     },
   },
@@ -244,7 +282,8 @@ function tabs(sections) {
     tab.onclick = () => choose(number);
     return tab;
   });
-  let now = Math.max(0, sections.findIndex(section => `#${section.id}` === location.hash));
+  const place = name => sections.findIndex(section => `#${section.id}` === name);
+  let now = Math.max(0, place(location.hash) < 0 ? place("#search") : place(location.hash));
   function choose(number) {
     now = number;
     made.forEach((tab, other) => {

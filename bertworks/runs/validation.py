@@ -18,12 +18,26 @@ from bertworks.events import Event
 from bertworks.inference.decoding import Decoder, Logits
 from bertworks.io.atomic_write import write_text
 from bertworks.io.binary_files import is_sealed, sealing
-from bertworks.runs.data_splits import EVALUATED, Method, methods_of
+from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.task_metrics import row_sums
 from bertworks.runs.training_run import TrainingRun
 
 FOLDER, _KEY = "folds", "logits"  # a folder of a run, until it is finished; what its sealed files hold
+
+
+def compared_methods(job: FinetuneJob) -> tuple[Method, ...]:
+    """The methods that are compared for a job; one: there is no choice."""
+    if job.method != "auto":
+        return (job.method,)
+    return methods_of(job.data.schema) if job.data.parts and not job.recipe.lstm_units else ("full",)
+
+
+def trainings(job: FinetuneJob) -> float:
+    """The time of the whole job in trainings of the network on all rows."""
+    methods = [method for method in compared_methods(job) if method != "frozen"]
+    validates = job.data.is_validated or len(compared_methods(job)) > 1
+    return len(methods[:1]) + len(methods) * validates * EVALUATED * (PARTS - 1) / PARTS
 
 
 def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, FinetuneJob]:
@@ -33,16 +47,15 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         job: of the method "auto", or of another one, which is then used.
         folder: of the run.
     """
-    methods = methods_of(job.data.schema) if job.method == "auto" else (job.method,)
-    if job.recipe.lstm_units or not job.data.parts:
-        methods = ("full",) if job.method == "auto" else methods
+    methods = compared_methods(job)
     if len(methods) == 1 and not job.data.is_validated:
         return job.variant(methods[0])
     logits: dict[Method, list[Logits]] = {}
-    for method in methods:
-        logits[method] = yield from _validate(job.variant(method), folder / FOLDER)
+    jobs = {method: job.variant(method) for method in methods}
+    for method, one in jobs.items():
+        logits[method] = yield from _validate(one, folder / FOLDER)
     sizes = [len(part) for part in job.data.parts[:EVALUATED]]
-    scores = {method: _scores(job.variant(method), logits[method], sizes) for method in methods}
+    scores = {method: _scores(one, logits[method], sizes) for method, one in jobs.items()}
     totals = {method: float(parts.sum()) for method, parts in scores.items()}
     best = max(methods, key=totals.__getitem__)
     if len(methods) > 1:
@@ -51,7 +64,7 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         )
         figures = {"methods": {method: total / len(sizes) for method, total in totals.items()}, "method": best}
         yield Event("note", f"method: {best}, the best of {len(methods)} on rows that it did not see: {shown}", figures)
-    chosen = job.variant(best)
+    chosen = jobs[best]
     if job.data.is_validated:
         ends = np.cumsum([0, *sizes])
         chosen.validated = [

@@ -1,0 +1,348 @@
+"""Simple methods beside a fine-tuned model: the same training rows, the same held-out rows, a few seconds.
+
+- `baseline_answers`: what each of them answers
+- `FrozenEncoder`: vectors of a model that is not trained, as features of a linear model
+- `compare_baselines`: their scores, the paired differences, and what follows from them
+
+The linear models are those of scikit-learn. Their strengths are the best of a grid on SST-2, CoLA, MRPC, STS-B, RTE and
+wikigold with 50 to 500 training rows (docs/experiments).
+"""
+
+import re
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain, groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertworks.batching.batch import Batch, ExampleGroup
+from bertworks.batching.features import Features
+from bertworks.batching.sampling import Example
+from bertworks.checkpoints.model_folder import Model, TaskConfig
+from bertworks.datasets.schema import TaskType
+from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
+from bertworks.inference.embed import Vectors, normalized
+from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
+from bertworks.metrics.intervals import paired_difference
+from bertworks.models.encoder import Encoder, meta_device_init
+from bertworks.models.packed_linear import InferenceEncoder
+from bertworks.runs.task_metrics import NAMES, SHARES, groups_of, interval_of, row_sums
+from bertworks.text.segmentation import split_sentences
+from bertworks.training.device import InferencePrecision
+from bertworks.training.linear_head import fit_linear_head
+from bertworks.training.task_heads import combine_vectors
+
+FINETUNED = "fine-tuned"
+TRIVIAL: Mapping[TaskType, str] = {  # the method that learns a constant
+    "classification": "most frequent label", "multilabel": "most frequent labels", "regression": "mean",
+    "tagging": "most frequent tag", "spans": "no entity", "qa": "no answer", "choice": "most frequent choice",
+}  # fmt: skip
+WORDS, FEATURES, FROZEN, COSINE, NEAREST, CHOICE = (
+    "bag of words", "features of words", "frozen vectors", "cosine", "nearest sentence", "most similar choice",
+)  # fmt: skip
+_OPTIONS = {FROZEN: "--method frozen", COSINE: "--method cosine"}  # that train this method
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # kana, Chinese characters, hangul
+_LETTER = re.compile(r"[^\W\d_]")
+_TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
+_ABSENT = -30.0  # the logit of what never occurs in the training rows
+_MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a bag of words, or a tagger, learns
+_ENCODER_WORK = 5e11  # tokens times parameters of the rows that are encoded to learn from them
+_MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
+
+
+class FrozenEncoder:
+    """Vectors of a model that is not trained. Each text is encoded once.
+
+    Args:
+        model: the initial model; its head is not used.
+        max_length: of a text, in tokens.
+    """
+
+    def __init__(self, model: Model, device: torch.device, max_length: int):
+        self._model, self._device, self._max_length = model, device, max_length
+        self.width = model.config.hidden_size
+        self.max_tokens = int(_ENCODER_WORK / replace(model.config, vocab_size=1).num_parameters())
+        self._vectors = dict[str, Vectors]()
+
+    @cached_property
+    def _network(self) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
+        with meta_device_init():
+            encoder = Encoder(self._model.config)
+        names = {name: f"encoder.{name}" for name in encoder.state_dict()}
+        state = {name: self._model.state[theirs].to(self._device) for name, theirs in names.items()}
+        encoder.load_state_dict(state, assign=True)
+        return prepared_encoder(encoder.requires_grad_(False).eval(), "auto")
+
+    def texts(self, texts: Iterable[str]) -> Vectors:
+        """float32 [texts, width]: the means of the last hidden states, of length 1."""
+        (network, precision), every = self._network, list(texts)
+        new = list(dict.fromkeys(text for text in every if text not in self._vectors))
+        encodings = self._model.tokenizer.encode_each(new, max_length=self._max_length)
+        units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
+        vectors = compute_vectors(network, units, "mean", self.width, precision)
+        self._vectors |= zip(new, normalized(vectors), strict=True)
+        return np.stack([self._vectors[text] for text in every])
+
+    def predicted_tokens(self, rows: Sequence[Features]) -> Vectors:
+        """float32 [M, width]: the last hidden state of every token from which a label is predicted."""
+        network, precision = self._network
+
+        def compute(batch: Batch) -> Tensor:
+            states = network(batch.input_ids, batch.layout, batch.token_type_ids, batch.target.positions)
+            return torch.as_tensor(states[-1])
+
+        return np.concatenate(compute_each(network, compute, [row.unit for row in rows], (self.width,), precision))
+
+
+def baseline_answers(
+    train: Sequence[Features], held_out: Sequence[Features], d: TaskConfig, encoder: FrozenEncoder, *, seed: int = 0
+) -> dict[str, list[Answer]]:
+    """What simple methods, trained on `train`, answer on `held_out`, by the name of the method; the first one is the
+    trivial one. Of many rows they learn from a sample, stratified by label, so that each takes seconds; the name then
+    says of how many.
+
+    Args:
+        encoder: one for several calls encodes each text once.
+    """
+    if d.task == "qa":
+        nothing: Answer = {"answer": "", "start": -1, "end": -1, "score": 1.0, "no_answer_margin": 0.0, "n_best": []}
+        return {TRIVIAL["qa"]: [nothing] * len(held_out), NEAREST: _nearest_sentences(train, held_out)}
+    logits = {TRIVIAL[d.task]: _trivial(train, sum(map(len, map(_targets, held_out))), d)}
+
+    most_terms, most_tokens = (most // max(2, len(d.labels)) for most in (_MAX_TERMS, _MAX_TOKENS))
+
+    def named(name: str, rows: Sequence[Features]) -> str:
+        return name if len(rows) == len(train) else f"{name} of {len(rows):,} rows"
+
+    if d.task == "choice":
+        vectors = [encoder.texts(row.item.texts) for row in held_out]
+        logits[CHOICE] = np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
+    elif d.task in ("tagging", "spans"):
+        some, fewer = (sample(train, most, seed) for most in (most_tokens, encoder.max_tokens))
+        logits[named(FEATURES, some)] = _linear(d, some, _counted(some, held_out), 3.0)
+        logits[named(FROZEN, fewer)] = _linear(d, fewer, list(map(encoder.predicted_tokens, (fewer, held_out))))
+    else:
+        some, fewer = (sample(train, most, seed) for most in (most_terms, encoder.max_tokens))
+        logits[named(WORDS, some)] = _linear(d, some, _bags(some, held_out), 10.0)
+        sides = [[encoder.texts(side) for side in _sides(rows)] for rows in (fewer, held_out)]
+        logits[named(FROZEN, fewer)] = _linear(d, fewer, list(map(_frozen_features, sides)))
+        if len(sides[0]) == 2 and d.task != "multilabel":
+            cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
+            logits[COSINE] = cosines[1] if d.task == "regression" else _linear(d, fewer, cosines)
+    return {name: _decoded(d, held_out, found) for name, found in logits.items()}
+
+
+def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
+    """The features of `--method frozen`. sides: the vectors of a text, or of both texts of a pair."""
+    x = torch.from_numpy(np.stack(sides, 1).reshape(-1, sides[0].shape[1]))
+    return combine_vectors(x, "pair" if len(sides) == 2 else "mean").numpy()
+
+
+def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
+    """Shuffled rows with at most about `most` tokens together, with the same fraction of every label."""
+    members: dict[Any, list[int]] = {}
+    for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
+        label = rows[number].item.label
+        members.setdefault(label if isinstance(label, str) else None, []).append(number)
+    places = {n: (place + 0.5) / len(group) for group in members.values() for place, n in enumerate(group)}
+    ordered = [rows[number] for number in sorted(places, key=places.__getitem__)]
+    sizes = np.cumsum([sum(len(example.input_ids) for example in row.unit) for row in ordered])
+    return ordered[: max(1, int((sizes <= most).sum()))]
+
+
+def _targets(row: Features) -> NDArray[Any]:
+    return np.concatenate([example.target.labels for example in row.unit])
+
+
+def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
+    """The first texts, and the second ones of pairs."""
+    return list(zip(*(row.item.texts for row in rows), strict=True))
+
+
+def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[Answer]:
+    """logits: [M, outputs], of all rows."""
+    ends = np.cumsum([len(_targets(row)) for row in rows])
+    return list(map(Decoder(replace(d, threshold=None, temperature=1.0)), rows, np.split(logits, ends[:-1])))
+
+
+def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
+    """[count, outputs]: the same for every row."""
+    if d.task == "choice":
+        votes = np.bincount([row.item.label for row in train], minlength=d.num_choices).astype(np.float32)
+        return np.tile(votes, count // d.num_choices)[:, None]
+    y = np.concatenate(list(map(_targets, train)))
+    if d.task == "regression":
+        return np.full((count, 1), y.mean(), np.float32)
+    if d.task == "multilabel":
+        found = np.where(y.mean(0) >= min(0.5, y.mean(0).max()), -_ABSENT, _ABSENT)
+    else:
+        found = np.full(len(d.labels), _ABSENT)
+        found[d.labels.index("O") if "O" in d.labels else np.bincount(y).argmax()] = 0
+    return np.tile(found.astype(np.float32), (count, 1))
+
+
+def _linear(d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], strength: float = 0.0) -> Logits:
+    """The logits of a linear model for new rows.
+
+    Args:
+        pair: features of the training rows and of the new ones, as NumPy or SciPy matrices.
+        strength: of SciPy matrices, the inverse of the penalty.
+    """
+    (x, new), y = pair, np.concatenate(list(map(_targets, train)))
+
+    def learned(rows: Any, labels: NDArray[Any], others: Any) -> Logits:
+        if isinstance(rows, np.ndarray):
+            return np.asarray(fit_linear_head(make_task_head(d), rows, labels)(others), np.float32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # nearly the best weights will do; a label may be true of no row, or of all
+            return _sparse(d, rows, labels, others, strength)
+
+    if d.task != "multilabel" or len(y) < 3 * _FOLDS:
+        return learned(x, y, new)
+    # Labels are given above 0: where that is the best micro F1 on training rows that the model did not see.
+    seen, numbers = np.zeros(y.shape, np.float32), np.arange(len(y))
+    for fold in range(_FOLDS):
+        inside = numbers * _FOLDS // len(y) == fold
+        seen[inside] = learned(x[~inside], y[~inside], x[inside])
+    order = np.argsort(-seen, None, kind="stable")
+    f1 = 2 * np.cumsum(y.ravel()[order]) / (1 + np.arange(y.size) + y.sum())
+    return learned(x, y, new) - float(seen.ravel()[order[f1.argmax()]])
+
+
+def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float) -> Logits:
+    from scipy.special import logit
+    from sklearn.dummy import DummyClassifier
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
+
+    if d.task == "regression":
+        return np.asarray(Ridge(1 / strength).fit(x, y).predict(new), np.float32)[:, None]
+    model = LogisticRegression(C=strength, max_iter=_MAX_ITERATIONS)
+    if d.task == "multilabel":  # of a single label there are two columns: false and true
+        p = OneVsRestClassifier(model).fit(x, y.astype(np.int64)).predict_proba(new)[:, -y.shape[1] :]
+        return np.asarray(logit(p).clip(_ABSENT, -_ABSENT), np.float32)
+    fitted = (model if len(np.unique(y)) > 1 else DummyClassifier()).fit(x, y)
+    found = np.full((new.shape[0], len(d.labels)), _ABSENT, np.float32)
+    found[:, fitted.classes_] = fitted.predict_log_proba(new).clip(_ABSENT)
+    return found
+
+
+def _vectorizer(texts: Collection[str]) -> Any:
+    """tf-idf of words and pairs of words; of stretches of characters in scripts without spaces, and in Korean."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    letters, unspaced = (sum(len(pattern.findall(text)) for text in texts) for pattern in (_LETTER, _UNSPACED))
+    terms = {"analyzer": "char", "ngram_range": (1, 3)} if 2 * unspaced > letters else _TERMS
+    return TfidfVectorizer(sublinear_tf=True, max_features=_MAX_FEATURES, **terms).fit(texts)
+
+
+def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
+    """tf-idf of the words of both; of pairs also of the words in both texts, and their cosine."""
+    from scipy.sparse import hstack
+
+    vectorizer, bags = _vectorizer([text for row in train for text in row.item.texts]), []
+    for rows in (train, held_out):
+        sides = list(map(vectorizer.transform, _sides(rows)))
+        common = [sides[0].multiply(side) for side in sides[1:]]
+        bags.append(hstack([*sides, *common, *(product.sum(1) for product in common)]).tocsr())
+    return bags
+
+
+def _counted(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
+    """Of every predicted word or token: itself, its ends and shape, and its neighbours."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    words, new = (list(chain.from_iterable(map(_features_of_words, rows))) for rows in (train, held_out))
+    vectorizer = CountVectorizer(analyzer=lambda features: features, dtype=np.float64)
+    return [vectorizer.fit_transform(words), vectorizer.transform(new)]
+
+
+def _features_of_words(row: Features) -> Iterator[list[str]]:
+    texts = row.item.texts
+    words = [texts[0][start:end] for start, end in row.offsets.tolist()] if len(row.offsets) else texts
+    padded = ["", "", *(word.lower() for word in words), "", ""]
+    for n in row.places.tolist():
+        word, near = words[n], [f"{k}={padded[n + k]}" for k in range(5)]
+        kinds = ("A" if c.isupper() else "a" if c.islower() else "0" if c.isdigit() else c for c in word)
+        shape = "".join(kind for kind, _ in groupby(kinds))
+        yield [*near, f"{near[1]} {near[2]}", f"{near[2]} {near[3]}", f"<{word[:3]}", f">{word[-3:]}", f">{word[-2:]}",
+               f"shape={shape}", f"before={padded[n + 1] and words[n - 1][0].isupper()}"]  # fmt: skip
+
+
+def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> list[Answer]:
+    """The sentence of each context that has the largest tf-idf cosine with the question."""
+    contexts = {context: split_sentences(context) for context in dict.fromkeys(row.item.texts[1] for row in rows)}
+    vectorizer = _vectorizer(list({row.item.texts[1] for row in train} | contexts.keys()))
+    questions = vectorizer.transform([row.item.texts[0] for row in rows])
+    vectors = {context: vectorizer.transform(sentences) for context, sentences in contexts.items()}
+    answers: list[Answer] = []
+    for row, question in zip(rows, questions, strict=True):
+        context = row.item.texts[1]
+        cosines = (vectors[context] @ question.T).toarray()[:, 0]
+        text, best = contexts[context][cosines.argmax()], float(cosines.max())
+        place = {"start": context.index(text), "end": context.index(text) + len(text), "score": best}
+        answers.append({"answer": text, **place, "no_answer_margin": -best, "n_best": [{"text": text, **place}]})
+    return answers
+
+
+def compare_baselines(
+    d: TaskConfig, metric: str, rows: Sequence[Features], answers: Mapping[str, Sequence[Answer]]
+) -> dict[str, Any]:
+    """The scores of the fine-tuned model and of the baselines on the same rows.
+
+    Args:
+        answers: of each method, the fine-tuned model first, then the trivial one.
+
+    Returns:
+        `methods`: of each its name, `score` and `interval`; the `difference` by which the fine-tuned model is better,
+        and its interval. `best`: the number of the best baseline, from 0. `verdict`: what follows, for people; "": the
+        model is better than all of them.
+    """
+    items, methods = [row.item for row in rows], list[dict[str, Any]]()
+    groups = groups_of(d, items)
+    sums = {name: row_sums(d, items, found, metric) for name, found in answers.items()}
+    ours = next(iter(sums.values()))
+    for name, theirs in sums.items():
+        difference, around = paired_difference(ours, theirs, groups)
+        own = {"method": name, "score": theirs.value, "interval": interval_of(d, items, answers[name], metric)}
+        methods.append(own | {"difference": difference, "difference_interval": around})
+    best = max(range(1, len(methods)), key=lambda n: methods[n]["score"])
+    verdict = _verdict(metric, methods[1], methods[best])
+    return {"metric": metric, "methods": methods, "best": best - 1, "verdict": verdict}
+
+
+def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
+    """The comparison as a table in words, with heads."""
+    metric, methods = compared["metric"], compared["methods"]
+    scores = [_with_interval(metric, one["score"], one["interval"]) for one in methods]
+    better = ["", *(_with_interval(metric, one["difference"], one["difference_interval"], "+") for one in methods[1:])]
+    heads = ["method", f"{NAMES.get(metric, metric)} (95 %)", "fine-tuning is better by (95 %)"]
+    return [heads, *map(list, zip((one["method"] for one in methods), scores, better, strict=True))]
+
+
+def _with_interval(metric: str, value: float, interval: Sequence[float], sign: str = "") -> str:
+    """sign: "+" for differences, which are in points if the metric is a fraction."""
+    width, factor = (".1f", 100) if metric in SHARES else (".3f", 1)
+    middle, low, high = (format(factor * x, sign + width) for x in (value, *interval))
+    return f"{middle}{'%' if factor > 1 and not sign else ''} ({low} to {high})"
+
+
+def _verdict(metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    """What follows if fine-tuning is not clearly better than the trivial method, or than the best one."""
+    parts = []
+    if trivial["difference_interval"][0] <= 0:
+        may = "has learned nothing" if trivial["difference"] <= 0 else "may have learned nothing"
+        parts.append(f'WARNING: the fine-tuned model {may}: it is not clearly better than "{trivial["method"]}"')
+    if best["difference_interval"][0] <= 0:
+        shown = _with_interval(metric, best["difference"], best["difference_interval"], "+")
+        compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
+        parts.append(f'fine-tuning is {compared} "{best["method"]}": {NAMES.get(metric, metric)} {shown}')
+        helps = [option for name, option in _OPTIONS.items() if best["method"].startswith(name)]
+        parts.append(f"what can help: {', '.join([*helps, 'more rows', 'another --model'])}")
+    return "; ".join(parts)

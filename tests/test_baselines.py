@@ -1,0 +1,294 @@
+"""The simple methods beside a fine-tuning: each gives what scikit-learn gives without our code, exact figures where the
+answer is obvious, and the right words where fine-tuning is not better."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fine import (
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from bertworks.batching.features import Features
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig
+from bertworks.datasets.schema import Item
+from bertworks.inference.decoding import make_featurizer
+from bertworks.inference.embed import Embedder
+from bertworks.inference.engine import compute_logits
+from bertworks.runs import baselines
+from bertworks.runs.baselines import (
+    FINETUNED,
+    FrozenEncoder,
+    baseline_answers,
+    compare_baselines,
+    format_baselines,
+    sample,
+)
+from bertworks.runs.finetune import make_finetune_request
+from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.task_metrics import METRICS, compute_metrics, predicted_label
+from bertworks.training.linear_head import SEQUENCE_DEVIATION
+from bertworks.training.task_heads import TaskModel, combine_vectors
+
+CPU = torch.device("cpu")
+WRITERS: dict[str, Callable[..., Path]] = {
+    "reviews.csv": write_reviews, "topics.jsonl": write_multilabel, "pairs.tsv": write_pairs,
+    "names.conll": write_conll, "spans.json": write_spans, "squad.json": write_squad, "choices.csv": write_choices,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def job(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], FinetuneJob]:
+    @cache
+    def job(name: str) -> FinetuneJob:
+        data = WRITERS[name](tmp_path_factory.mktemp("data") / name)
+        return FinetuneJob(make_finetune_request(data, model=model, validation="split"), CPU)
+
+    return job
+
+
+def answers_of(job: FinetuneJob) -> dict[str, Any]:
+    encoder = FrozenEncoder(job.model, CPU, job.description.max_length)
+    return baseline_answers(job.train, job.dev, job.description, encoder)
+
+
+def score(job: FinetuneJob, answers: Any) -> float:
+    return compute_metrics(job.description, [row.item for row in job.dev], answers)[job.metric]
+
+
+def rows_of(texts: list[tuple[str, ...]], labels: list[Any], d: TaskConfig) -> list[Features]:
+    items = [Item(text, label, f"f:{n}") for n, (text, label) in enumerate(zip(texts, labels, strict=True))]
+    return list(make_featurizer(d, tokenizer())(items))
+
+
+@pytest.mark.parametrize(("name", "methods"), [
+    ("reviews.csv", ["most frequent label", "bag of words", "frozen vectors"]),
+    ("topics.jsonl", ["most frequent labels", "bag of words", "frozen vectors"]),
+    ("pairs.tsv", ["mean", "bag of words", "frozen vectors", "cosine"]),
+    ("names.conll", ["most frequent tag", "features of words", "frozen vectors"]),
+    ("spans.json", ["no entity", "features of words", "frozen vectors"]),
+    ("squad.json", ["no answer", "nearest sentence"]),
+    ("choices.csv", ["most frequent choice", "most similar choice"]),
+])  # fmt: skip
+def test_every_task_has_its_methods_and_they_answer_like_the_model(
+    name: str, methods: list[str], job: Callable[[str], FinetuneJob]
+) -> None:
+    work = job(name)
+    answers = answers_of(work)
+    assert list(answers) == methods
+    assert answers == answers_of(work)  # the same for the same seed
+    d, items = work.description, [row.item for row in work.dev]
+    for one in answers.values():
+        figures = compute_metrics(d, items, one)
+        assert set(METRICS[d.task]) & set(figures)
+        assert len(one) == len(items)
+    # The words of these files decide their labels, so that a linear model of words finds all of them.
+    if name in ("reviews.csv", "topics.jsonl", "names.conll", "spans.json"):
+        assert score(work, answers[methods[1]]) > 0.94
+        assert score(work, answers[methods[0]]) < 0.7
+
+
+def test_a_bag_of_words_is_that_of_scikit_learn(job: Callable[[str], FinetuneJob]) -> None:
+    work = job("reviews.csv")
+    train, dev = [row.item for row in work.train], [row.item for row in work.dev]
+    words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]+", ngram_range=(1, 2), sublinear_tf=True)
+    theirs = make_pipeline(words, LogisticRegression(C=10.0, tol=1e-8, max_iter=10_000))
+    theirs.fit([item.texts[0] for item in train], [item.label for item in train])
+    ours = answers_of(work)["bag of words"]
+    assert [a["label"] for a in ours] == theirs.predict([item.texts[0] for item in dev]).tolist()
+    expected = theirs.predict_proba([item.texts[0] for item in dev])
+    assert np.allclose([list(a["scores"].values()) for a in ours], expected, atol=0.01)
+
+
+def test_frozen_vectors_are_those_of_embed(job: Callable[[str], FinetuneJob], model: Path) -> None:
+    work = job("reviews.csv")
+    train, dev = [row.item for row in work.train], [row.item for row in work.dev]
+    embedder = Embedder(model, pooling="mean", normalize=True, device="cpu", precision="fp32")
+    x, new = (embedder.embed([item.texts[0] for item in items]) for items in (train, dev))
+    encoder = FrozenEncoder(work.model, CPU, 64)
+    assert np.allclose(encoder.texts(item.texts[0] for item in dev), new, atol=1e-5)
+    theirs = make_pipeline(
+        StandardScaler(), LogisticRegression(C=SEQUENCE_DEVIATION**2 / x.shape[1], tol=1e-8, max_iter=10_000)
+    )
+    theirs.fit(x, [item.label for item in train])
+    ours = answers_of(work)["frozen vectors"]
+    assert np.allclose([list(a["scores"].values()) for a in ours], theirs.predict_proba(new), atol=0.01)
+
+
+def test_several_labels_are_those_of_one_versus_the_rest(job: Callable[[str], FinetuneJob]) -> None:
+    work = job("topics.jsonl")
+    train, dev = [row.item for row in work.train], [row.item for row in work.dev]
+    words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]+", ngram_range=(1, 2), sublinear_tf=True)
+    theirs = make_pipeline(words, OneVsRestClassifier(LogisticRegression(C=10.0)))
+    labels = [[name in item.label for name in work.description.labels] for item in train]
+    theirs.fit([item.texts[0] for item in train], np.array(labels, int))
+    p = theirs.predict_proba([item.texts[0] for item in dev])
+    ours = np.array([list(a["scores"].values()) for a in answers_of(work)["bag of words"]])
+    shift = np.log(p / (1 - p)) - np.log(ours / (1 - ours))  # one threshold for all labels, as 0.5 for the reader
+    assert np.ptp(shift) < 0.2
+
+
+def test_states_of_words_are_those_of_the_network(job: Callable[[str], FinetuneJob]) -> None:
+    """The input of the head of a tagger without training is what the linear model reads."""
+    work = job("names.conll")
+    network, _ = work.begin()
+    assert isinstance(network, TaskModel)
+    seen: list[torch.Tensor] = []
+    network.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    for row in work.dev[:3]:
+        seen.clear()
+        compute_logits(network, [row.unit])
+        ours = FrozenEncoder(work.model, CPU, 64).predicted_tokens([row])
+        assert np.allclose(ours, torch.cat(seen).numpy(), atol=1e-4)
+
+
+def test_features_of_pairs() -> None:
+    u, v = np.array([[0.6, 0.8]], np.float32), np.array([[1.0, 0.0]], np.float32)
+    assert np.array_equal(combine_vectors(torch.from_numpy(u), "mean"), u)
+    pair = torch.from_numpy(np.concatenate([u, v]))
+    assert np.allclose(combine_vectors(pair, "pair"), [[0.4, 0.8, 0.6, 0.0, 0.6]])
+
+
+def test_the_cosine_orders_pairs_by_their_similarity(model: Path) -> None:
+    d = TaskConfig(task="regression", text=("a", "b"), max_length=64)
+    draw = random.Random(0)
+    words = "the film was a story of men and dogs in this town with some music that they heard".split()
+    pairs = [(" ".join(draw.choices(words, k=6)), " ".join(draw.choices(words, k=6))) for _ in range(40)]
+    same = [(a, a if n % 2 else b) for n, (a, b) in enumerate(pairs)]
+    rows = rows_of(same, [float(n % 2) for n in range(40)], d)
+    answers = baseline_answers(rows[:20], rows[20:], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))
+    assert [a["value"] > 1 - 1e-5 for a in answers["cosine"]] == [bool(row.item.label) for row in rows[20:]]
+    assert all(a["value"] == 0.5 for a in answers["mean"])
+    # With labels instead of numbers a threshold is learned.
+    d = TaskConfig(task="classification", labels=("other", "same"), text=("a", "b"), max_length=64)
+    rows = rows_of(same, ["same" if n % 2 else "other" for n in range(40)], d)
+    answers = baseline_answers(rows[:20], rows[20:], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))
+    assert [a["label"] for a in answers["cosine"]] == [row.item.label for row in rows[20:]]
+
+
+def test_the_nearest_sentence_is_the_one_with_the_words_of_the_question(model: Path) -> None:
+    d = TaskConfig(task="qa", text=("question", "context"))
+    context = "Anna lives in Oslo. Boris heard some music in Paris. The story was sad."
+    rows = rows_of([("who heard music?", context)], [((20, "Boris"),)], d)
+    (answer,) = baseline_answers(rows, rows, d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))["nearest sentence"]
+    assert answer["answer"] == "Boris heard some music in Paris."
+    assert context[answer["start"] : answer["end"]] == answer["answer"]
+
+
+@pytest.mark.parametrize("texts", [["猫が好きです", "犬が嫌いだ"], ["고양이가좋다", "개가싫다"], ["喜欢猫", "讨厌狗"]])
+def test_scripts_without_spaces_are_read_by_characters(texts: list[str]) -> None:
+    vectorizer = baselines._vectorizer(texts)
+    assert vectorizer.analyzer == "char"
+    assert texts[0][:2] in vectorizer.vocabulary_
+    assert baselines._vectorizer(["a cat", "?!"]).get_feature_names_out().tolist() == ["?!", "a", "a cat", "cat"]
+
+
+@pytest.mark.parametrize("most", [100, 400, 10**6])
+def test_a_sample_has_the_labels_of_the_whole(most: int, job: Callable[[str], FinetuneJob]) -> None:
+    rows = job("reviews.csv").train
+    some = sample(rows, most, seed=3)
+    assert len({row.item.where for row in some}) == len(some)
+    assert sum(len(example.input_ids) for row in some for example in row.unit) <= most
+    whole, part = (Counter(row.item.label for row in side) for side in (rows, some))
+    assert all(abs(part[label] - count * len(some) / len(rows)) <= 1 for label, count in whole.items())
+
+
+@pytest.mark.parametrize("labels", [("a", "a", "a"), ("a", "b", "a")])
+def test_labels_that_no_training_row_has(labels: tuple[str, ...], model: Path) -> None:
+    d = TaskConfig(task="classification", labels=("a", "b", "c"), text=("t",))
+    train, new = rows_of([("good",), ("bad",), ("fine",)], list(labels), d), rows_of([("sad",)], ["c"], d)
+    for (answer,) in baseline_answers(train, new, d, FrozenEncoder(ModelFolder(model).load(), CPU, 64)).values():
+        assert answer["label"] in labels
+        assert answer["scores"]["c"] < 0.5 * max(answer["scores"][label] for label in labels)
+
+
+def compared(job: FinetuneJob, answers: Any) -> dict[str, Any]:
+    return compare_baselines(job.description, job.metric, job.dev, {FINETUNED: answers, **answers_of(job)})
+
+
+def test_what_follows_from_the_comparison(job: Callable[[str], FinetuneJob]) -> None:
+    work = job("reviews.csv")
+    right = [{"label": row.item.label} for row in work.dev]
+    trivial = answers_of(work)["most frequent label"]
+    flipped = [{"label": "neg" if row.item.label == "pos" else "pos"} for row in work.dev]
+    draw = random.Random(0)
+    chance = [{"label": draw.choice(["neg", "pos"])} for _ in work.dev]
+    best = compared(work, right)
+    assert "nothing" not in best["verdict"]
+    assert 'not clearly better than "bag of words": accuracy +0.0' in best["verdict"]  # both know all answers
+    assert best["methods"][0]["score"] == 1
+    for answers, words in ((trivial, "has learned nothing"), (flipped, "has learned nothing"), (chance, "nothing")):
+        found = compared(work, answers)
+        assert found["methods"][1 + found["best"]]["method"] == "bag of words"
+        assert found["verdict"].startswith("WARNING")
+        assert words in found["verdict"]
+        assert 'worse than "bag of words"' in found["verdict"]
+        assert found["verdict"].endswith("what can help: more rows, another --model")
+    row = found["methods"][2]
+    assert row["difference"] == pytest.approx(found["methods"][0]["score"] - row["score"])
+    assert row["difference_interval"][0] <= row["difference"] <= row["difference_interval"][1] < 0
+
+
+def test_many_rows_are_sampled_and_the_name_says_so(
+    job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = job("reviews.csv")
+    monkeypatch.setattr(baselines, "_MAX_TERMS", 1000)
+    monkeypatch.setattr(baselines, "_ENCODER_WORK", 1.0)
+    first, words, frozen = answers_of(work)
+    assert first == "most frequent label"
+    count = int(words.removeprefix("bag of words of ").removesuffix(" rows"))
+    assert count == len(sample(work.train, 500, 0)) < len(work.train)
+    assert frozen == "frozen vectors of 1 rows"
+    found = compare_baselines(work.description, work.metric, work.dev, {
+        FINETUNED: answers_of(work)[first], "mean": answers_of(work)[first],
+        "frozen vectors of 9 rows": [{"label": row.item.label} for row in work.dev],
+    })  # fmt: skip
+    assert found["verdict"].endswith("what can help: --method frozen, more rows, another --model")
+
+
+def test_a_model_that_is_better_needs_no_words(job: Callable[[str], FinetuneJob]) -> None:
+    work = job("choices.csv")
+    found = compared(work, [{"choice": row.item.label} for row in work.dev])
+    assert found["verdict"] == ""
+    heads, ours, *others = format_baselines(found)
+    assert heads[0] == "method"
+    assert ours == ["fine-tuned", "100.0% (80.6 to 100.0)", ""]
+    assert [cells[0] for cells in others] == ["most frequent choice", "most similar choice"]
+    assert all(cells[2].startswith("+") for cells in others)
+
+
+def test_correlations_are_no_fractions(job: Callable[[str], FinetuneJob]) -> None:
+    work = job("pairs.tsv")
+    found = compared(work, [{"value": row.item.label} for row in work.dev])
+    assert format_baselines(found)[1] == ["fine-tuned", "1.000 (0.678 to 1.000)", ""]
+    assert found["methods"][1]["score"] == pytest.approx(0, abs=1e-6)  # the mean orders nothing
+
+
+def test_rows_of_few_documents_are_compared_one_by_one(job: Callable[[str], FinetuneJob]) -> None:
+    """Two documents have no interval: rows do."""
+    work = job("choices.csv")
+    rows = [row._replace(item=row.item._replace(document=f"d{n % 2}")) for n, row in enumerate(work.dev)]
+    answers = {FINETUNED: [{"choice": n % 3} for n in range(len(rows))], "x": [{"choice": 0}] * len(rows)}
+    low, high = compare_baselines(replace(work.description), "accuracy", rows, answers)["methods"][0]["interval"]
+    assert low < high
+    assert [predicted_label(a) for a in answers["x"]] == [0] * len(rows)

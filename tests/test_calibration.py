@@ -1,0 +1,223 @@
+"""Temperatures, thresholds and the calibration error: against scikit-learn, scipy and a truth that is known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from scipy.optimize import minimize
+from scipy.special import expit, softmax
+from served import write_head
+from sklearn.metrics import f1_score, log_loss
+
+from bertworks.batching.features import Features
+from bertworks.batching.sampling import Example, Target
+from bertworks.checkpoints.model_folder import TaskConfig, read_task_json
+from bertworks.datasets.schema import Item
+from bertworks.errors import BertworksError
+from bertworks.inference.decoding import Decoder
+from bertworks.inference.explain import explain
+from bertworks.inference.predictor import Predictor
+from bertworks.metrics.calibration import (
+    best_label_threshold,
+    confidences,
+    expected_calibration_error,
+    fit_temperature,
+)
+from bertworks.runs.finetune import FEWEST_CALIBRATED, fit_outputs
+from bertworks.runs.task_metrics import compute_metrics
+
+LABELS = ("a", "b", "c")
+
+
+def drawn(count: int, temperature: float, seed: int = 0, labels: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Logits, and gold labels drawn with the probabilities that these logits have with a temperature."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, (count, labels)).astype(np.float32)
+    chosen = (softmax(logits / temperature, axis=1).cumsum(1) < rng.random((count, 1))).sum(1)
+    return logits, np.minimum(chosen, labels - 1)
+
+
+def of_rows(logits: np.ndarray, gold: np.ndarray) -> list[Features]:
+    """Rows of one label."""
+    none, examples = np.zeros(0, np.int64), [np.asarray([n]) for n in gold]
+    return [
+        Features(Item(("x",), LABELS[n[0]], f"a.csv:{row}"), [Example(none, none, {"task": Target(none, n)})])
+        for row, n in enumerate(examples)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_the_temperature_is_the_one_of_the_data(temperature: float) -> None:
+    logits, gold = drawn(20_000, temperature)
+    assert fit_temperature(logits, gold) == pytest.approx(temperature, rel=0.04)
+    truth = (np.random.default_rng(1).random(logits.shape) < expit(logits / temperature)).astype(np.float32)
+    assert fit_temperature(logits, truth) == pytest.approx(temperature, rel=0.04)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_temperature_has_the_smallest_log_loss(several: bool) -> None:
+    logits, gold = drawn(300, 2.0)
+    truth = (np.random.default_rng(1).random(logits.shape) < expit(logits / 2)).astype(np.float32)
+
+    def loss(x: np.ndarray) -> float:
+        scaled = logits.astype(np.float64) / np.exp(x[0])
+        if several:
+            total = log_loss(truth.ravel(), expit(scaled).ravel(), normalize=False)
+        else:
+            total = log_loss(gold, softmax(scaled, axis=1), labels=[0, 1, 2], normalize=False)
+        return total + x[0] ** 2 / 2
+
+    found = minimize(loss, [0.0], method="Nelder-Mead").x[0]
+    assert fit_temperature(logits, truth if several else gold) == pytest.approx(np.exp(found), rel=1e-3)
+
+
+def test_predictions_that_are_all_right_keep_some_doubt() -> None:
+    logits = np.tile(np.float32([3, 0]), (50, 1))
+    found = fit_temperature(logits, np.zeros(50, np.int64))
+    assert 0.3 < found < 0.8
+
+
+def plain_error(confidence: np.ndarray, correct: np.ndarray, bins: int) -> float:
+    order = np.argsort(confidence, kind="stable")
+    parts = [order[len(order) * b // bins : len(order) * (b + 1) // bins] for b in range(bins)]
+    return sum(len(p) * abs(correct[p].mean() - confidence[p].mean()) for p in parts) / len(order)
+
+
+def test_without_noise_the_error_is_the_plain_one() -> None:
+    """Where all rows of a bin are right, or all wrong, there is no noise to remove."""
+    rng = np.random.default_rng(0)
+    confidence = rng.random(150)
+    correct = (np.argsort(np.argsort(confidence)) // 10 % 2).astype(np.float64)
+    found, interval = expected_calibration_error(confidence, correct)
+    assert found == pytest.approx(plain_error(confidence, correct, 15), abs=1e-12)
+    assert 0 <= interval.low <= found <= interval.high <= 1
+
+
+def test_the_error_is_debiased_as_by_drawing() -> None:
+    """The mean of the plain error over new noise of each bin, minus the plain error, is what is taken away."""
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.5, 1, 600)
+    correct = (rng.random(600) < confidence - 0.05).astype(np.float64)
+    order = np.argsort(confidence, kind="stable").reshape(15, 40)
+    share, mean = correct[order].mean(1), confidence[order].mean(1)
+    noisy = np.abs(rng.normal(share, np.sqrt(share * (1 - share) / 40), (100_000, 15)) - mean).mean()
+    expected = 2 * plain_error(confidence, correct, 15) - noisy
+    assert expected_calibration_error(confidence, correct)[0] == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_error_and_its_interval_find_the_truth() -> None:
+    """Predictions that are 10 points too sure; and honest ones, where the plain error is all noise."""
+    rng, over, honest, plain, inside = np.random.default_rng(0), [], [], [], 0
+    for _ in range(12):
+        confidence = rng.uniform(0.6, 1, 500)
+        sure = (rng.random(500) < confidence - 0.1).astype(np.float64)
+        error, interval = expected_calibration_error(confidence, sure)
+        over.append(error)
+        inside += interval.low <= 0.1 <= interval.high
+        right = (rng.random(500) < confidence).astype(np.float64)
+        honest.append(expected_calibration_error(confidence, right)[0])
+        plain.append(plain_error(confidence, right, 15))
+    assert np.mean(over) == pytest.approx(0.1, abs=0.02)
+    assert np.mean(honest) < 0.75 * np.mean(plain)
+    assert inside >= 10
+
+
+def test_words_of_a_sentence_are_drawn_together() -> None:
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.6, 1, 100)
+    correct = (rng.random(100) < confidence - 0.2).astype(np.float64)
+    rows = np.repeat(np.arange(100), 20)
+    several = expected_calibration_error(np.repeat(confidence, 20), np.repeat(correct, 20), rows)[1]
+    alone = expected_calibration_error(np.repeat(confidence, 20), np.repeat(correct, 20))[1]
+    assert alone.high - alone.low < 0.5 * (several.high - several.low)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000))
+def test_the_threshold_of_labels_has_the_best_f1(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p = np.round(rng.random((8, 3)), 1)
+    gold = (rng.random((8, 3)) < p).astype(np.int64)
+
+    def f1(threshold: float) -> float:
+        return float(f1_score(gold, p >= threshold, average="micro", zero_division=0))
+
+    found = best_label_threshold(p, gold)
+    assert 0 <= found <= 1
+    assert f1(found) == pytest.approx(max(map(f1, np.arange(-0.1, 1, 0.1) + 0.05)))
+
+
+def test_predictions_stay_and_probabilities_change() -> None:
+    d, logits = TaskConfig(task="classification", labels=LABELS), np.float32([[3, 1, 0]])
+    (row,) = of_rows(logits, np.array([0]))
+    cold, warm = Decoder(d)(row, logits), Decoder(TaskConfig(task="classification", labels=LABELS, temperature=2.0))
+    assert warm(row, logits)["label"] == cold["label"]
+    assert list(warm(row, logits)["scores"].values()) == pytest.approx(softmax([1.5, 0.5, 0]).tolist())
+
+
+def test_the_fit_is_scored_on_other_rows() -> None:
+    logits, gold = drawn(1000, 3.0)
+    d = TaskConfig(task="classification", labels=LABELS)
+    fitted, answers, calibration = fit_outputs(d, of_rows(logits, gold), logits[:, None])
+    assert fitted.temperature == pytest.approx(fit_temperature(logits, gold))
+    assert [a["label"] for a in answers] == [LABELS[n] for n in logits.argmax(1)]
+    assert answers[0]["score"] == pytest.approx(softmax(logits[0] / fitted.temperature).max())
+    before, after = calibration["before"], calibration["after"]
+    assert before["error"] == pytest.approx(expected_calibration_error(*confidences(logits, gold))[0])
+    assert before["interval"].low > 0.1 > after["interval"].high
+    few = FEWEST_CALIBRATED - 1
+    fitted, _, calibration = fit_outputs(d, of_rows(logits, gold)[:few], logits[:few, None])
+    assert (fitted, calibration) == (d, {})
+
+
+def test_the_threshold_of_labels_is_scored_on_other_rows() -> None:
+    """Labels of pure noise: with the threshold of the same rows their F1 would look better than it is."""
+    rng = np.random.default_rng(0)
+    d, logits = TaskConfig(task="multilabel", labels=LABELS), rng.normal(-2, 1, (300, 3)).astype(np.float32)
+    none, gold = np.zeros(0, np.int64), (rng.random((300, 3)) < expit(logits + 2)).astype(np.float32)
+    rows = [
+        Features(
+            Item(("x",), tuple(np.array(LABELS)[truth > 0]), f"a.csv:{n}"),
+            [Example(none, none, {"task": Target(none, truth[None])})],
+        )
+        for n, truth in enumerate(gold)
+    ]
+    fitted, answers, calibration = fit_outputs(d, rows, logits[:, None])
+    items, decode = [row.item for row in rows], list(map(Decoder(fitted), rows, logits[:, None]))
+    assert 0.02 < fitted.threshold < 0.45
+    honest, same, half = (
+        compute_metrics(d, items, found)["micro_f1"]
+        for found in (answers, decode, list(map(Decoder(d), rows, logits[:, None])))
+    )
+    assert half + 0.05 < honest <= same + 1e-9
+    assert calibration["rows"] == 300
+
+
+def test_the_temperature_is_stored_and_checked(tmp_path: Path) -> None:
+    TaskConfig(task="classification", labels=LABELS, temperature=1.5).save(tmp_path)
+    path = tmp_path / "task.json"
+    assert read_task_json(path).temperature == 1.5
+    content = json.loads(path.read_text())
+    for wrong in (0, -1, float("inf"), float("nan"), "hot"):
+        path.write_text(json.dumps(content | {"temperature": wrong}))
+        with pytest.raises(BertworksError):
+            read_task_json(path)
+    del content["temperature"]  # as earlier versions wrote it
+    path.write_text(json.dumps(content))
+    assert read_task_json(path).temperature == 1.0
+
+
+def test_a_model_with_a_temperature_answers_and_explains_so(tmp_path: Path) -> None:
+    odds = []
+    for temperature in (1.0, 3.0):
+        folder = write_head(tmp_path / f"{temperature}", task="classification", labels=LABELS, temperature=temperature)
+        answer = Predictor(folder, device="cpu", precision="fp32").predict(["a good film"], probabilities=True)[0]
+        p = answer["scores"]["a"]
+        odds.append((np.log(p / (answer["scores"]["b"] + 1e-300)), answer["label"]))
+        shown = explain(folder, "a good film", target="a", device="cpu")
+        assert shown.gradients is not None
+        assert shown.gradients.end == pytest.approx(np.log(p / (1 - p)), abs=1e-4)
+    assert odds[0][0] == pytest.approx(3 * odds[1][0], rel=1e-4)
+    assert odds[0][1] == odds[1][1]
