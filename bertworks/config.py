@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, names_of
 from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = Mappi
         UsageError: a word of another form.
     """
     values: dict[str, Any] = {}
-    for word in overrides:
+    for word in names_of(overrides):
         name, equals, text = word.partition("=")
         if not equals or not name:
             hint = "write it as table.field=value, as in optimizer.learning_rate=1e-3"

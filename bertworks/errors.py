@@ -62,7 +62,9 @@ def listed(values: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
 
 def names_of(names: str | Iterable[str] | None) -> tuple[str, ...]:
     """One name, several or none, as a tuple."""
-    return (names,) if isinstance(names, str) else tuple(names or ())
+    if names is None or isinstance(names, str):
+        return () if names is None else (names,)
+    return tuple(listed(names, "give one name, or a list", "name"))
 
 
 def as_path(path: str | PathLike[str], what: str = "path") -> Path:

@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
-    """Goes through events and shows the last line of the text of each in place: in the output of a notebook, else on
+    """Goes through events and shows a line of the text of each in place: in the output of a notebook, else on
     standard error.
 
     shows: False: shows nothing; None: only in notebooks.
@@ -58,7 +58,8 @@ def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     in_notebook, handle = hasattr(shell, "kernel"), None
     for event in events:
-        line = printable(event.text.strip().rpartition("\n")[2])
+        lines = event.text.strip().splitlines() or [""]
+        line = printable(lines[0 if event.kind == "done" else -1])
         if in_notebook and shows is not False:
             handle = handle or import_module("IPython.display").display({}, raw=True, display_id=True)
             handle.update({"text/plain": line}, raw=True)

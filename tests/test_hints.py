@@ -1092,8 +1092,10 @@ def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, sh
         assert len(_json(shell.works(*check(meant), "--json"))) > 3
 
 
-@says("fine-tune it: bertworks.finetune(DATA, model=...)", "{}([text])[0]", "embed([text])[0]", "predict([text])[0]",
-      "embed(model, [text])[0]", "add([text])", "delete([id])")  # fmt: skip
+@says("fine-tune it: bertworks.finetune(DATA, model=...)", "fill([text])[0]", "score([text])[0]",
+      "embed([text])[0]", "predict([text])[0]", "embed(model, [text])[0]", "fill(model, [text])",
+      "score(model, [text])",
+      "add([text])", "add([text], [id])", "delete([id])")  # fmt: skip
 def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
     """What a program is to call instead: one text is no list."""
     loaded, text = bertworks.load(model), "the [MASK] film"
@@ -1107,7 +1109,8 @@ def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
     index = bertworks.Index.create("index", model, device="cpu")
     index.add(["a film"], ["1"])
     owners: list[tuple[str, Any, str]] = [
-        ("{}([text])[0]", loaded, "embed"), ("{}([text])[0]", loaded, "fill"), ("{}([text])[0]", loaded, "score"),
+        ("embed([text])[0]", loaded, "embed"), ("fill([text])[0]", loaded, "fill"),
+        ("score([text])[0]", loaded, "score"),
         ("embed([text])[0]", Embedder(model, device="cpu"), "embed"),
         ("predict([text])[0]", bertworks.Predictor(classifier, device="cpu"), "predict"),
         ("add([text])", index, "add"),
@@ -1119,6 +1122,19 @@ def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
         found = eval(f"owner.{error.value.hint}", {"owner": owner, "text": text})
         assert method == "add" or str(found) == str(next(iter(getattr(owner, method)([text]))))
     assert len(index) == 2
+    with pytest.raises(BertworksError) as error:
+        index.add(["b"], "1")
+    assert eval(f"index.{shell.shows(error.value.hint, 'add([text], [id])')}", {"index": index, "text": "b", "id": "1"})
+    predictor = bertworks.Predictor(classifier, device="cpu")
+    with pytest.raises(BertworksError) as error:
+        predictor.score(["a good film"], "pos")
+    names = {"predictor": predictor, "text": "a good film", "label": predictor.predict(["a good film"])[0]["label"]}
+    assert eval(f"predictor.{error.value.hint}", names) == 1.0
+    for name in ("fill", "score"):
+        with pytest.raises(BertworksError) as error:
+            list(getattr(bertworks, name)(model, text))
+        call = f"bertworks.{shell.shows(error.value.hint, f'{name}(model, [text])')}"
+        assert len(list(eval(call, {"bertworks": bertworks, "model": model, "text": text}))) == 1
     with pytest.raises(BertworksError) as error:
         index.delete("1")
     assert eval(f"index.{shell.shows(error.value.hint, 'delete([id])')}", {"index": index, "id": "1"}) == 1

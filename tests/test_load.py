@@ -155,7 +155,7 @@ def test_what_is_no_list_of_texts_is_told(given: object, folders: dict[str, Path
     pretrained, tagger = (bw.load(folders[kind], device="cpu") for kind in ("pretrained", "tagger"))
     index = bw.Index.create(tmp_path / "index", model=folders["pretrained"], device="cpu")
     for call in (pretrained.embed, pretrained.fill, pretrained.score, tagger.predict, index.add, index.delete):
-        with pytest.raises(UsageError, match=r"expected a list of (texts|ids), not"):
+        with pytest.raises(UsageError, match=r"expected a list of (texts|ids|'text' values), not"):
             call(given)
 
 

@@ -28,7 +28,7 @@ from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_fi
 from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, quoted
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
@@ -227,7 +227,7 @@ class ModelFolder:
     """
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
+        self.folder = as_path(folder)
         if not self.folder.is_dir():
             raise BertworksError("no such model folder", where=str(folder), hint="make one with `bertworks pretrain`")
 
@@ -327,7 +327,7 @@ def save_model(
     Raises:
         BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
     """
-    folder = Path(folder)
+    folder = as_path(folder)
     theirs = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)
@@ -381,7 +381,7 @@ def check_components(components: Collection[str], needs: Collection[str], folder
 
 def weights_sha256(folder: str | Path) -> str:
     """The sha256 of the weights in a folder, or of its ONNX file. Equal hashes: the same network."""
-    folder = Path(folder)
+    folder = as_path(folder)
     hashes = [sha256(path) for path in sorted(folder.glob("model*.safetensors")) or [folder / EXPORTED]]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, as_path
 from bertworks.io.atomic_write import sha256
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -75,7 +75,7 @@ def _fits(name: str, patterns: Collection[str]) -> bool:
 
 def is_model_name(model: str | Path) -> bool:
     """Whether this names a model that `locate` looks for elsewhere than in a folder of that path."""
-    name, folder = str(model), Path(model)
+    name, folder = str(model), as_path(model, "model")
     if name in _HUB_IDS:
         return not folder.is_dir()
     return _HUB_ID.fullmatch(name) is not None and not folder.parent.is_dir()  # else a folder in there is meant
@@ -95,7 +95,7 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
         BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be reached, does not have
             it or not as safetensors; the weights of `minilm` are others.
     """
-    name, folder = str(model), Path(model)
+    name, folder = str(model), as_path(model, "model")
     try:
         if is_model_name(name):
             packaged = packaged_minilm() if name == _MINILM else None

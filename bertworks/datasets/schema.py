@@ -188,7 +188,7 @@ def read_item(row: Row, schema: Schema) -> Item:
     if len(schema.label) > 1:
         label = tuple(column for column in schema.label if values.flag_of(_field(row, column), column, where))
     elif schema.label:
-        label = _label(_field(row, schema.label[0]), schema.label[0], texts, schema, where)
+        label = label_of(_field(row, schema.label[0]), schema.label[0], texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
             label = ()  # such answers are only plausible; google-research/bert reads them the same way
 
@@ -295,7 +295,12 @@ def _field(row: Row, column: str) -> Any:
     return row.values[column]
 
 
-def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
+def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
+    """The value of a column as `Item.label`.
+
+    Raises:
+        BertworksError: it is missing, unknown, or no label of the task.
+    """
     if schema.task == "classification" and isinstance(value, list) and len(value) == 1:
         value = value[0]  # annotation tools write one label as a list
     numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"

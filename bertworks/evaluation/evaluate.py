@@ -25,15 +25,15 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
-from bertworks.datasets.values import first_names, names_of
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.datasets.values import first_names
+from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
 from bertworks.inference.masked_lm import Score, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_unwritable, write_json
-from bertworks.io.tables import ReadOptions
+from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
@@ -188,7 +188,7 @@ def evaluate_mlm(
 
 def evaluate_sts(
     model: str | Path,
-    data: str | Path,
+    data: Data,
     *,
     pooling: Pooling | None = None,
     learn_from: str | Path | None = None,
@@ -199,7 +199,7 @@ def evaluate_sts(
     texts than dimensions, whitened (`whiten`).
 
     Args:
-        data: labelled pairs, in any format that fine-tuning reads.
+        data: labelled pairs, in any form that `finetune` takes.
         learn_from: a file of texts from which the center and the whitening are computed; None: the texts of `data`.
 
     Raises:
@@ -228,10 +228,10 @@ def evaluate_sts(
 
 def evaluate_task(
     model: str | Path,
-    data: str | Path,
+    data: Data,
     *,
     errors: str | Path | None = None,
-    text: Sequence[str] = (),
+    text: str | Sequence[str] = (),
     label: str | Sequence[str] | None = None,
     threshold: float | None = None,
     read: ReadOptions = ReadOptions(),
@@ -245,6 +245,7 @@ def evaluate_task(
     mistakes), and `notes` (what was read, and two examples as the network reads them).
 
     Args:
+        data: a file, or rows in memory as in `finetune`.
         errors: a file for all mistakes, those with the highest confidence first.
         text, label: columns; (): those of the training, else inferred.
         threshold, precision: see `Predictor`.
@@ -304,7 +305,7 @@ def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str
 
 
 def _labelled(
-    reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | Sequence[str] | None
+    reader: RowReader, d: TaskConfig, text: str | Sequence[str], label: str | Sequence[str] | None
 ) -> tuple[Schema, list[str]]:
     """The schema of a prediction, with labels by the names that the model has; and notes on what was inferred."""
     schema, notes = schema_for(reader, d, text)
@@ -374,7 +375,7 @@ def is_better(good: Score, bad: Score) -> bool:
 
 def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:
     """The pairs, or a sample of them, by paradigm."""
-    path = Path(data)
+    path = as_path(data)
     paradigms: dict[str, list[Pair]] = defaultdict(list)
     for file in sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]:
         for row in RowReader(file):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bertworks.checkpoints.model_card import render_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, as_path, names_of
 from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
@@ -98,7 +98,7 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
     Raises:
         BertworksError: there is no folder of any task.
     """
-    root = Path(folder).expanduser()
+    root = as_path(folder).expanduser()
     folders = {_key(path.name): path for path in [root, *(root.iterdir() if root.is_dir() else ())] if path.is_dir()}
     tasks = [(task, folders[_key(task.name)]) for task in GLUE if _key(task.name) in folders]
     if not tasks:
@@ -169,7 +169,7 @@ def evaluate_glue(
         UsageError: a name that is not a task of GLUE.
         BertworksError: the folder has no task, or lacks a named one.
     """
-    output, present = Path(output), {task.name: task for task in find_glue_tasks(data)}
+    output, tasks, present = as_path(output), names_of(tasks), {task.name: task for task in find_glue_tasks(data)}
     for name in tasks:
         if name not in (known := [task.name for task in GLUE]):
             raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")

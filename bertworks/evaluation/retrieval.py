@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from bertworks.datasets.reader import RowReader
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, as_path
 from bertworks.events import Event
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import ReadOptions, as_text
@@ -58,7 +58,7 @@ def read_collection(folder: str | Path) -> Collection:
         BertworksError: something is missing or occurs twice, a line is not a judgment, or two lines contradict each
             other.
     """
-    folder = Path(folder)
+    folder = as_path(folder)
     if not folder.is_dir():
         raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
     is_beir = (folder / "corpus.jsonl").exists()

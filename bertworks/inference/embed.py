@@ -24,7 +24,7 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, listed, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
 from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
@@ -192,7 +192,7 @@ class Embedder:
             UsageError: the folder is not empty.
             BertworksError: sentence-transformers lacks this pooling.
         """
-        refuse_not_empty(Path(folder))
+        refuse_not_empty(as_path(folder))
         self.settings.save(Path(folder), self.dimension)
         copy_files(self.folder, Path(folder))
 
@@ -236,13 +236,13 @@ def embed(
     return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 
-def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
+def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ...]:
     """The columns of the text: `names`, or the inferred one.
 
     Raises:
         UsageError, BertworksError: no such column, or no column looks like text.
     """
-    if names:
+    if names := names_of(names):
         return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
@@ -299,7 +299,7 @@ def embed_file(
     data: Data,
     output: str | Path,
     *,
-    text: Sequence[str] = (),
+    text: str | Sequence[str] = (),
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     max_length: int | None = None,

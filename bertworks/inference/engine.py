@@ -21,7 +21,7 @@ from bertworks.batching.sampling import Example
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state, weights_sha256
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.errors import BertworksError, UsageError, optional_import
+from bertworks.errors import BertworksError, UsageError, as_path, optional_import
 from bertworks.inference.decoding import Logits
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.binary_files import read_protobuf
@@ -160,7 +160,7 @@ class LazyModel(ModelFolder):
     """
 
     def __init__(self, model: str | Path, device: str = "auto"):
-        self.name, self.device = Path(model).name or str(model), device
+        self.name, self.device = as_path(model, "model").name or str(model), device
         super().__init__(resolve_model(model))
         _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
         self._sessions: dict[Any, OnnxModel] = {}

@@ -7,6 +7,7 @@
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -116,6 +117,9 @@ class Explanation:
             BertworksError: it cannot be written.
         """
         write_bytes(path, self.html().encode("utf-8", "replace"))  # lone surrogates are not UTF-8
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self.html())}" width="100%" height="600"></iframe>'
 
     def html(self) -> str:
         """The page. Texts, labels and tokens are escaped."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, several
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer import Encoding, Tokenizer
@@ -157,9 +157,10 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
     """For each text, for each of its masks, the k most probable tokens.
 
     Raises:
-        UsageError: k is not positive.
+        UsageError: one text and no list; k is not positive.
         BertworksError: no such model, or a text without a mask.
     """
+    texts = several(texts, "fill(model, [text])")
     yield from map(partial(Filler(model), k=k), texts)
 
 
@@ -198,8 +199,10 @@ def score(
             and Ivanova 2023).
 
     Raises:
+        UsageError: one sentence and no list.
         BertworksError: no such model, one without a masked LM head, or an empty sentence.
     """
+    sentences = several(sentences, "score(model, [text])")
     network, tokenizer = load_masked_lm(model, device)
     longest = network.encoder.config.max_position_embeddings
     encoded = _encoded(sentences, tokenizer, longest, within_word)

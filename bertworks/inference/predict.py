@@ -21,7 +21,7 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, as_path, names_of
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
@@ -79,7 +79,7 @@ def _portions_folder(output: str | Path) -> Iterator[Path]:
         with TemporaryDirectory() as temporary:
             yield Path(temporary)
         return
-    target = Path(output).expanduser()
+    target = as_path(output, "output").expanduser()
     folder = hidden_sibling(target, ".portions")
     with folder_lock(folder, "another process is writing the same output", "wait for it, or use another output"):
         try:
@@ -200,7 +200,7 @@ def predict_file(
     data: Data,
     output: str | Path,
     *,
-    text: Sequence[str] = (),
+    text: str | Sequence[str] = (),
     top_k: int = 1,
     probabilities: bool = False,
     threshold: float | None = None,
@@ -343,10 +343,10 @@ def _items(
         yield item
 
 
-def schema_for(reader: RowReader, d: TaskConfig, text: Sequence[str]) -> tuple[Schema, list[str]]:
+def schema_for(reader: RowReader, d: TaskConfig, text: str | Sequence[str]) -> tuple[Schema, list[str]]:
     """What to read of a file: the columns `text`, else those of the training, else inferred ones; and notes on what was
     inferred."""
-    names = tuple(text) or (d.text if all(name in reader.columns for name in d.text) else ())
+    names = names_of(text) or (d.text if all(name in reader.columns for name in d.text) else ())
     schema, notes = infer_schema(reader, task=d.task, text=names, labelled=False)
     if d.text and d.task in ("classification", "multilabel", "regression") and len(schema.text) != len(d.text):
         count = "one text" if len(d.text) == 1 else "two texts"

@@ -5,22 +5,30 @@
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
-from bertworks.datasets.schema import Item, TaskType
-from bertworks.errors import UsageError, listed
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import Item, Schema, TaskType, items, label_of
+from bertworks.errors import UsageError, as_path, listed, optional_import, some_names
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.processes import chunk_by_size
+from bertworks.io.tables import Data, are_rows
+from bertworks.metrics import classification
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
@@ -31,6 +39,13 @@ CHARACTERS = 1 << 22  # if these have more characters
 _PARTS: Mapping[TaskType, tuple[str, ...]] = {  # of a prediction, that are always shown; the first is the result
     "classification": ("label", "score"), "multilabel": ("labels",), "regression": ("value",), "tagging": ("tags",),
     "spans": ("entities",), "qa": ("answer", "start", "end", "score"), "choice": ("choice", "score"),
+}  # fmt: skip
+
+
+_METRICS: Mapping[TaskType, tuple[str, Callable[[Any, Any], Mapping[str, float]]]] = {  # of `Predictor.score`
+    "classification": ("accuracy", classification.choice), "choice": ("accuracy", classification.choice),
+    "multilabel": ("micro_f1", classification.multilabel), "regression": ("spearman", classification.regression),
+    "spans": ("f1", classification.spans),
 }  # fmt: skip
 
 
@@ -160,7 +175,85 @@ class Predictor:
             for item, logits in zip(group, self.logits([item.unit for item in group]), strict=True):
                 yield item, decoder(item, logits)
 
-    def predict(self, texts: Iterable[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+    @property
+    def classes_(self) -> NDArray[np.str_]:
+        """The labels, in the order of `predict_proba`."""
+        return np.array(self.description.labels, np.str_)
+
+    def predict_proba(self, texts: Data) -> NDArray[np.float64]:
+        """float64 [texts, labels]: the probability of each label, in the order of `classes_`. Of several labels each
+        has its own.
+
+        Args:
+            texts: see `predict`.
+
+        Raises:
+            UsageError: as `predict`; the task has no labels of a whole text.
+        """
+        names, task = self.description.labels, self.description.task
+        if task not in ("classification", "multilabel"):
+            raise UsageError(f"a model for {task} has no labels of a whole text", hint="use predict")
+        rows = [answer["scores"] for _, answer in self.answers(self._items(texts))]
+        return np.array([[row[name] for name in names] for row in rows]).reshape(len(rows), len(names))
+
+    def score(self, texts: Data, labels: Iterable[Any]) -> float:
+        """The metric of the predictions that comes first for the task: accuracy of one label, of choices and of tags
+        that mark no entities; micro F1 of several labels; Spearman's correlation of numbers; F1 of entities.
+
+        Args:
+            texts: see `predict`.
+            labels: the right label of each text, as in training data.
+
+        Raises:
+            UsageError: more or fewer labels than texts; questions, see `evaluate_task`.
+            BertworksError: a label that is missing or unknown.
+        """
+        d, rows, values = self.description, self._items(texts), listed(labels, "score([text], [label])", "label")
+        if d.task == "qa":
+            raise UsageError("score has no metric of answers", hint="use evaluate_task(model, rows)")
+        if len(rows) != len(values):
+            raise UsageError(f"{len(rows):,} texts and {len(values):,} labels", hint="give one label for each text")
+        names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
+        schema = Schema(task=d.task, text=d.text, labels=names, separator=d.separator, first_choice=d.first_choice or 0)
+        pairs = enumerate(zip(rows, values), 1)
+        gold = [label_of(value, "labels", item.texts, schema, f"label {number}") for number, (item, value) in pairs]
+        predicted = [result_of(d.task, answer) for _, answer in self.answers(rows)]
+        if d.task == "tagging":
+            return classification.tagging(gold, predicted, d.tag_scheme)["f1" if d.tag_scheme else "accuracy"]
+        metric, compute = _METRICS[d.task]
+        return compute(gold, predicted)[metric]
+
+    def _items(self, texts: Any) -> list[Item]:
+        """The argument of `predict` as items, checked."""
+        d = self.description
+        if are_rows(texts):
+            reader = RowReader(texts)
+            return list(items(reader, Schema(task=d.task, text=d.text or tuple(reader.columns))))
+        return [item_of(text, number, d) for number, text in enumerate(listed(texts, "predict([text])[0]"), 1)]
+
+    def predict_frame(self, texts: Data, **options: Any) -> Any:
+        """`predict` as a pandas DataFrame with the columns `predicted_label`, `predicted_score`, ... It has the index
+        of `texts`, if that is a DataFrame or a Series: `frame.join(model.predict_frame(frame))`.
+
+        Raises:
+            UsageError: as `predict`.
+            BertworksError: pandas is not installed.
+        """
+        with optional_import("a DataFrame", "pandas"):
+            pandas = import_module("pandas")
+        index = getattr(texts, "index", None)
+        frame = pandas.DataFrame(self.predict(texts, **options), index=None if callable(index) else index)
+        return frame.add_prefix("predicted_")
+
+    def __repr__(self) -> str:
+        d = self.description
+        labels = f", {len(d.labels)} labels: {some_names(d.labels)}" if d.labels else ""
+        return f"<{d.task} model {self.folder}: reads {' and '.join(d.text) or 'texts'}{labels}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+    def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """The prediction for each text.
 
         One label: `label` and `score`, its probability. Several: `labels`. A number: `value`. Tagging: `tags`, one for
@@ -170,18 +263,20 @@ class Predictor:
 
         Args:
             texts: strings; for pairs, questions with contexts, or a prompt with its choices: tuples; for tagging: lists
-                of words, or strings, which the tokenizer splits into words.
+                of words, or strings, which the tokenizer splits into words. Or rows with the columns of the training
+                data: a list of dicts, a dict of columns, a DataFrame.
             top_k: if more than one: `scores` has the probabilities of the best labels; for a question, `n_best` has
                 the best answers.
             probabilities: `scores` or `n_best` has all labels or answers.
 
         Raises:
             UsageError: texts of another kind, or several predictions of a model that has only one.
+            BertworksError: a row without text, or with another value in its place.
         """
         d = self.description
         fields = {raw: OutputFields.of_task(d, top_k, probabilities, raw) for raw in (False, d.task == "tagging")}
-        items = [item_of(text, number, d) for number, text in enumerate(listed(texts, "predict([text])[0]"), 1)]
-        return [fields[features.item.raw].select(answer) for features, answer in self.answers(items)]
+        answers = self.answers(self._items(texts))
+        return [fields[features.item.raw].select(answer) for features, answer in answers]
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -194,7 +289,7 @@ class Predictor:
         Raises:
             UsageError: the folder is not empty.
         """
-        refuse_not_empty(Path(folder))
+        refuse_not_empty(as_path(folder))
         copy_files(self.folder, Path(folder))
 
 

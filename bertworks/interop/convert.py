@@ -18,7 +18,7 @@ from bertworks.checkpoints.model_folder import TASK_FILE, Model, ModelFolder, Ta
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, some_names
+from bertworks.errors import BertworksError, as_path, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.io.atomic_write import refuse_not_empty, replacing_folder
@@ -59,11 +59,11 @@ def convert(source: str | Path, output: str | Path) -> Iterator[Event]:
         UsageError: the output folder is not empty.
     """
     # A folder with a config.json is a model folder, whatever else it holds.
-    is_folder = is_model_name(source) or (Path(source) / "config.json").exists()
+    is_folder = is_model_name(source) or (as_path(source, "model") / "config.json").exists()
     if not is_folder and find_checkpoint(Path(source)) is not None:
         yield from import_checkpoint(source, output)
         return
-    refuse_not_empty(Path(output))
+    refuse_not_empty(as_path(output))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
     yield from _write(name, Path(output), _read_folder(resolve_model(source)))
 
@@ -82,11 +82,11 @@ def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any
     Raises:
         BertworksError, UsageError: as `convert`.
     """
-    prefix = find_checkpoint(Path(checkpoint))
+    prefix = find_checkpoint(as_path(checkpoint))
     if prefix is None:
         hint = "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert"
         raise BertworksError("no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint)
-    refuse_not_empty(Path(output))
+    refuse_not_empty(as_path(output))
     model, notes = load_checkpoint(prefix, **options)
     yield from _write(prefix.name, Path(output), _with_head(model, notes))
 

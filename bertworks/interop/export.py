@@ -22,7 +22,7 @@ from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
-from bertworks.errors import BertworksError, UsageError, optional_import
+from bertworks.errors import BertworksError, UsageError, as_path, optional_import
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, LazyModel, OnnxModel
@@ -84,7 +84,7 @@ def export(
         BertworksError: no such model, or an unsupported one; the file differs from the model; onnx or onnxruntime is
             not installed.
     """
-    target = Path(output)
+    target = as_path(output)
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
         raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.errors import BertworksError, listed
@@ -14,6 +14,7 @@ from bertworks.inference.explain import Explanation, explain
 from bertworks.inference.masked_lm import Filler, Filling, Score, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
+from bertworks.io.tables import Data
 from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "score", "predict"]
@@ -24,7 +25,6 @@ _WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do inst
     "score": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
     "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
 }
-_T = TypeVar("_T")
 
 
 class LoadedModel:
@@ -71,7 +71,7 @@ class LoadedModel:
             UsageError: one text and no list.
             BertworksError: only the model's answers were exported; its vectors are made in a way not known here.
         """
-        texts = self._check("embed", texts)
+        self._check("embed")
         return self._embedder().embed(texts, prompt=prompt)
 
     def fill(self, texts: Iterable[str], k: int = 5) -> list[list[list[Filling]]]:
@@ -81,8 +81,8 @@ class LoadedModel:
             UsageError: one text and no list; k is not positive.
             BertworksError: a text without a mask; the model has no masked LM head.
         """
-        texts = self._check("fill", texts)
-        return [self._filler()(text, k) for text in texts]
+        self._check("fill")
+        return [self._filler()(text, k) for text in listed(texts, "fill([text])[0]")]
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
         """The pseudo-log-likelihood of each sentence: see `bertworks.score`.
@@ -91,17 +91,18 @@ class LoadedModel:
             UsageError: one sentence and no list.
             BertworksError: an empty sentence; the model has no masked LM head.
         """
-        sentences = self._check("score", sentences)
+        self._check("score")
+        sentences = listed(sentences, "score([text])[0]")
         return list(score(self._opened, sentences, within_word=within_word, precision=self._precision))
 
-    def predict(self, texts: Iterable[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+    def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.
 
         Raises:
             UsageError: texts of another kind, or more than one answer of a model that gives only one.
             BertworksError: the model was not fine-tuned.
         """
-        texts = self._check("predict", texts)
+        self._check("predict")
         return self._predictor().predict(texts, top_k=top_k, probabilities=probabilities)
 
     def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
@@ -111,7 +112,7 @@ class LoadedModel:
             UsageError: texts that the model does not read, or a target that it does not have.
             BertworksError: it is an exported one.
         """
-        self._check("explain", texts)
+        self._check("explain")
         return explain(self._opened, *texts, target=target, baseline=baseline)
 
     def save(self, folder: str | Path) -> None:
@@ -123,14 +124,13 @@ class LoadedModel:
         """
         list(convert(self.folder, folder))
 
-    def _check(self, ability: Ability, texts: Iterable[_T]) -> list[_T]:
+    def _check(self, ability: Ability) -> None:
         if ability not in self.can:
             why, instead = _WHY[ability]
             if ability in ("fill", "score") and self._opened.exported:
                 why = "its masked LM head was not exported" if ability == "fill" else "an exported model cannot score"
             what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
             raise BertworksError(what, where=str(self.folder), hint=instead)
-        return listed(texts, f"{ability}([text])[0]")
 
 
 def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto") -> LoadedModel:

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, quoted
 from bertworks.events import Event
 
 _CARD = "README.md"
@@ -35,7 +35,7 @@ def push(
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    folder = Path(folder)
+    folder = as_path(folder)
     try:
         validate_repo_id(repository)
     except HFValidationError as error:

@@ -343,11 +343,17 @@ def stored(data: Data, name: str = "rows") -> str | PathLike[str]:
     return data if isinstance(data, str | PathLike) else StoredRows(data, name)
 
 
+def are_rows(data: Any) -> bool:
+    """Whether these are rows in memory, and not a list or a column of texts."""
+    is_table = isinstance(data, Mapping) or hasattr(data, "columns") or hasattr(data, "column_names")
+    return is_table or (isinstance(data, list | tuple) and isinstance(next(iter(data), None), Mapping))
+
+
 def rows_of(data: Any) -> list[Mapping[str, Any]]:
     """The rows of `Data` in memory, as dicts.
 
     Raises:
-        UsageError: columns of the same name or of different lengths; a row that is no dict; no rows.
+        UsageError: several tables; columns of the same name or of different lengths; a row that is no dict; no rows.
     """
     if method := next((name for name in _TABLES if hasattr(data, name)), None):
         own = getattr(data, "column_names", None)  # pyarrow, datasets; elsewhere `columns` has the names
@@ -356,11 +362,13 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
             raise UsageError(f"two columns are named {twice[0]!r}", hint="give the columns different names")
         data = getattr(data, method)(*_TABLES[method])
     if isinstance(data, Mapping):
+        if parts := [name for name, part in data.items() if hasattr(part, "columns") or hasattr(part, "column_names")]:
+            what = f"there are several tables: {', '.join(map(str, data))}"
+            raise UsageError(what, hint=f"give one of them, as DATA[{parts[0]!r}]")
         columns = {name: listed(cells, "give one row as [{...}]", f"{name!r} value") for name, cells in data.items()}
         if len({len(cells) for cells in columns.values()}) > 1:
             lengths = ", ".join(f"{name} {len(cells)}" for name, cells in columns.items())
-            hint = 'give one part, as DATA["train"]' if "train" in columns else "give each row a value, or None"
-            raise UsageError(f"the columns have different lengths: {lengths}", hint=hint)
+            raise UsageError(f"the columns have different lengths: {lengths}", hint="write None for a missing value")
         data = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
     rows = listed(data, _ROWS_HINT, "row")
     if wrong := [number for number, row in enumerate(rows, 1) if not isinstance(row, Mapping)]:
@@ -397,10 +405,8 @@ def as_json(value: Any, default: Callable[[Any], Any] = str) -> str:
 
 def _json_value(value: Any) -> Any:
     """What JSON has for a value of numpy, pandas or Python. Bytes become no text."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
     if type(value).__name__ in ("NAType", "NaTType"):  # a missing value of pandas
         return None
     if isinstance(value, bytes | set | frozenset):
         return list(value) if isinstance(value, bytes) else sorted(value, key=str)
-    return str(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

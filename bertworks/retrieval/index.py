@@ -18,12 +18,12 @@ import torch
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, first_rows, label_text
-from bertworks.errors import BertworksError, UsageError, listed, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predict import fingerprint, notes_on, portions
-from bertworks.io.tables import TITLE_NAMES, ReadOptions, find_column, usual_column
+from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state
@@ -65,7 +65,7 @@ class Index(Documents):
     """
 
     def __init__(self, folder: str | Path, *, model: str | Path | LazyModel | None = None, device: str = "auto"):
-        super().__init__(Path(folder))
+        super().__init__(as_path(folder))
         self._model, self._device = model, device
 
     @classmethod
@@ -89,7 +89,7 @@ class Index(Documents):
         Raises:
             UsageError: the folder is not empty, or there is no stemmer for the language.
         """
-        refuse_documents(Path(folder))  # before the model is read
+        refuse_documents(as_path(folder))  # before the model is read
         words = words_state(language)
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
@@ -112,6 +112,7 @@ class Index(Documents):
         """
         texts = listed(texts, "add([text])")
         count = len(texts)
+        ids = ids if ids is None else listed(ids, "add([text], [id])", "id")
         if any(values is not None and len(values) != count for values in (ids, fields)):
             raise UsageError(f"the number of texts, {count}, is not the number of ids or fields")
         if wrong := [n for n, text in enumerate(texts, 1) if not (isinstance(text, str) and text.strip())]:
@@ -170,6 +171,8 @@ class Index(Documents):
             UsageError: k is not positive; the reranker does not score pairs; there is no graph.
             BertworksError: the model is missing, or is not the one that made the index.
         """
+        if not isinstance(query, str):
+            raise UsageError(f"expected one query, not {query!r:.60}", hint="search each query on its own")
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):
@@ -293,7 +296,7 @@ class Index(Documents):
 
 
 def index_file(
-    documents: str | Path,
+    documents: Data,
     folder: str | Path,
     *,
     model: str | Path | None = None,
@@ -309,7 +312,7 @@ def index_file(
     is in the index already is not read again.
 
     Args:
-        documents: any file of rows or lines; "-" is standard input.
+        documents: any file of rows or lines; rows in memory; "-" is standard input.
         model: None: the model of the index; `minilm` for a new index.
         text: columns, joined by a space; (): inferred, and that of titles, unless all texts begin with their titles.
             The title and the other columns are stored with the text.
@@ -320,7 +323,7 @@ def index_file(
     Raises:
         BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
     """
-    folder, reader = Path(folder), RowReader(documents, read)
+    folder, reader = as_path(folder), RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length, language=language)

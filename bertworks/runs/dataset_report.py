@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference.decoding import make_featurizer
+from bertworks.io.tables import Data
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data, text_key
 from bertworks.runs.task_metrics import named_spans
 from bertworks.text.tokenizer import Tokenizer
@@ -119,6 +121,9 @@ class DatasetReport:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         parts: list[tuple[str, list[str]]] = []
         for note in self.notes:  # "label: 'stars'" is a value with a name, other notes are sentences
@@ -183,11 +188,11 @@ def make_dataset_report(
     return replace(report, warnings=[*tokenizer.notes, *found])
 
 
-def check_file(data: str | Path, *, model: str | Path = "minilm", **options: Any) -> DatasetReport:
+def check_file(data: Data, *, model: str | Path = "minilm", **options: Any) -> DatasetReport:
     """Reads the data as `finetune` does and reports on it. Nothing is written.
 
     Args:
-        data: a file, or a folder with a train and a dev file.
+        data: a file, rows in memory, or a folder with a train and a dev file, as in `finetune`.
         model: its tokenizer counts the tokens, its length is the limit.
         options: how the data is read, see `runs.data_splits.read_data`.
             dev: a file; not given: that of the folder, or a random tenth of the rows.

@@ -45,10 +45,8 @@ from bertworks.training.recipe import load_finetune_recipe
 
 WORST = 25  # mistakes on the page; errors.csv has all
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
-_SETTINGS = {  # arguments of `finetune`, and the fields of the recipe
-    "epochs": "epochs", "learning_rate": "optimizer.learning_rate", "batch_size": "batch_size",
-    "max_length": "max_length",
-}  # fmt: skip
+# Arguments of `finetune`, and the fields of the recipe
+_SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import UsageError, quoted
+from bertworks.errors import UsageError, as_path, listed, quoted
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
@@ -37,8 +37,8 @@ def read_text(
         UsageError: an input is a folder of shards or of a model, or holds one, or one of a tokenizer.
         BertworksError: an input names nothing that can be read.
     """
-    for path in [inputs] if isinstance(inputs, str | Path) else inputs:
-        folder = Path(path).expanduser()
+    for path in [inputs] if isinstance(inputs, str | Path) else listed(inputs, "give one path, or a list", "path"):
+        folder = as_path(path).expanduser()
         if holds_shards(folder):
             trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
             hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"

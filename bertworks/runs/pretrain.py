@@ -20,7 +20,7 @@ from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
 from bertworks.events import Event, duration, forward_events
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.config import EncoderConfig
@@ -120,9 +120,9 @@ def make_request(inputs: Sequence[str | Path], **options: Any) -> Request:
     paths["recipe"] = recipe if recipe and recipe.endswith(".toml") else None
     paths["init"] = init if init and not is_model_name(init) else None
     options |= {name: absolute(path) for name, path in paths.items() if path}
-    options["overrides"] = tuple(options.get("overrides", ()))
+    options["overrides"] = names_of(options.get("overrides"))
     options["budget"] = budget or (None if recipe else "1h")
-    names = [inputs] if isinstance(inputs, str | Path) else inputs
+    names = [inputs] if isinstance(inputs, str | Path) else listed(inputs, "give one path, or a list", "path")
     return Request(tuple(map(absolute, names)), **options)
 
 
@@ -204,7 +204,7 @@ def pretrain(
     """
     begin = time.perf_counter()
     request = make_request(inputs, **options)
-    output, where, content = Path(output), choose_device(device), request.content()
+    output, where, content = as_path(output, "output folder"), choose_device(device), request.content()
     with training_processes(where) as processes, ExitStack() as stack:
         refuse_nested(output, filter(None, (*request.inputs, request.tokenizer, request.init)), request.inputs)
         if processes.first:

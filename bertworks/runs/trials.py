@@ -12,7 +12,7 @@ import numpy as np
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import parse_overrides
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, as_path, names_of
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
@@ -50,7 +50,7 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
         raise UsageError("folds divide the training data: expected 2 or more, and no --dev")
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
-    grid = [_values(word) for words in sweep for word in (PAPER_GRID if words == "paper" else (words,))]
+    grid = [_values(word) for words in names_of(sweep) for word in (PAPER_GRID if words == "paper" else (words,))]
     for field in parse_overrides(request.overrides).keys() & parse_overrides([w for g in grid for w in g]).keys():
         raise UsageError(f"{field} is in the sweep, and is set by another option", hint="leave out one of them")
     parts = range(folds) if folds else [None]
@@ -77,7 +77,7 @@ def run_trials(
     if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         what = f"several fine-tunings run one after the other, in one process, and there are {count} processes"
         raise UsageError(what, hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1")
-    output = Path(output)
+    output = as_path(output, "output folder")
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     request = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)

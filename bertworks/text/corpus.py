@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
-from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
+from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted, several
 from bertworks.io.atomic_write import sha256
 from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, rereadable
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
@@ -72,7 +72,7 @@ class CorpusReader:
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
         self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
-        for item in [inputs] if isinstance(inputs, str | Path) else inputs:
+        for item in [inputs] if isinstance(inputs, str | Path) else several(inputs, "give one path, or a list", "path"):
             path, pipe_name = rereadable(item, self)
             found = [(path, "")] if pipe_name else self._find(path)
             files = [(file.resolve(), (relative, pipe_name or str(file))) for file, relative in found]

@@ -15,6 +15,8 @@ from operator import ne
 from pathlib import Path
 from typing import Literal
 
+from bertworks.errors import UsageError
+
 # Written as escapes: some of these characters turn into others when a file is normalised.
 _WIDE = re.compile(
     r"[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003fffd]+"
@@ -231,6 +233,8 @@ def split_sentences(text: str) -> list[str]:
     Together they hold every character of the text except white space, in order. The end of a line always ends a
     sentence, so headings are separate. Sentences longer than LONGEST_SENTENCE are divided at white space. Linear time.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"expected one text, not {text!r:.60}", hint="split_sentences(text) for each text")
     text = text.strip()  # no sentence begins with white space: each match includes the space after it
     sentences = []
     start = position = 0

@@ -24,7 +24,7 @@ from typing import Any, Self, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, quoted, some_names
+from bertworks.errors import BertworksError, as_path, quoted, some_names
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.text.corpus import CorpusReader
@@ -151,7 +151,7 @@ class Shards:
             BertworksError: not a shards folder, not finished, or damaged. Reading the arrays raises it for a damaged
                 block.
         """
-        folder, begin, notes = Path(folder), time.perf_counter(), list[str]()
+        folder, begin, notes = as_path(folder), time.perf_counter(), list[str]()
         manifest = Manifest.load(folder / "manifest.json")
         if verify or not manifest.crc32:
             checked = replace(manifest, crc32=verify_files(folder, manifest.files, _HINT))
@@ -184,7 +184,7 @@ class Shards:
 
 def holds_shards(folder: str | Path) -> bool:
     """Whether `write_shards` finished or began this folder, by the content of its files."""
-    folder = Path(folder)
+    folder = as_path(folder)
     return all((folder / name).is_file() for name in DATA_FILES) or any(
         keys <= _read_object(folder / name).keys() for name, keys in _KEYS.items()
     )
@@ -223,7 +223,7 @@ def write_shards(
         BertworksError: the folder holds something else or is in use, the disk is full, a worker died, input files
             changed meanwhile, or there is no text.
     """
-    folder = Path(folder)
+    folder = as_path(folder)
     settings = _settings(reader, tokenizer)
     busy = "another process is writing to this folder"
     with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):

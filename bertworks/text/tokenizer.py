@@ -31,7 +31,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, as_path, several
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
 from bertworks.io.binary_files import json_sha256
 from bertworks.io.processes import chunk_by_size
@@ -166,7 +166,7 @@ class Tokenizer:
         Raises:
             BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
         """
-        return cls._checked(*read_folder(Path(folder)))
+        return cls._checked(*read_folder(as_path(folder)))
 
     @classmethod
     def from_vocabulary(
@@ -177,7 +177,7 @@ class Tokenizer:
         Raises:
             BertworksError: as `load`.
         """
-        path, arguments = read_vocabulary(Path(path), lowercase)
+        path, arguments = read_vocabulary(as_path(path), lowercase)
         return cls._checked(path, arguments | {"model_max_length": model_max_length})
 
     @classmethod
@@ -205,7 +205,7 @@ class Tokenizer:
         Raises:
             BertworksError: the folder cannot be written, or the disk is full.
         """
-        folder = Path(folder)
+        folder = as_path(folder)
         is_word_piece = self._description["model"]["type"] == "WordPiece"
         special = [self.tokens[number] for number in sorted(self.special_ids)]
         others = [token for token in special if token not in self.special_tokens.values()]
@@ -316,7 +316,7 @@ class Tokenizer:
         Raises:
             UsageError: an id outside the vocabulary.
         """
-        numbers = [int(number) for number in ids]
+        numbers = [int(number) for number in several(ids, "give a list of token ids", "id")]
         if wrong := [number for number in numbers if not 0 <= number < self.vocab_size]:
             raise UsageError(f"token id {wrong[0]} is outside the vocabulary (0..{self.vocab_size - 1})")
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
@@ -392,7 +392,7 @@ class Tokenizer:
 
 
 def _checked_texts(texts: Sequence[str]) -> Sequence[str]:
-    if wrong := [text for text in texts if not isinstance(text, str)]:
+    if wrong := [text for text in several(texts, "give [text]") if not isinstance(text, str)]:
         raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="use a string")
     return texts
 

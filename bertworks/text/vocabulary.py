@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError, UsageError, optional_import
+from bertworks.errors import BertworksError, UsageError, optional_import, several
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
 from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordStatistics, count_words
@@ -118,7 +118,7 @@ def train_vocabulary(
     """
     start = time.perf_counter()
     notes: list[str] = []
-    sample = Sample(documents)
+    sample = Sample(several(documents, "give [document]", "document"))
     tell = progress or (lambda stage, done: None)
     statistics, config = _count(sample, config, max_memory, workers, partial(tell, "counting"), notes)
     library, alphabet = _train(statistics, config, partial(tell, "merging"))
