@@ -59,7 +59,12 @@ def run(cell, number):
         output = work / f"{sys.argv[2]}-pre-{number}"
         return steps(bw.pretrain([work / "shards"], output, recipe=str(work / "recipe.toml")))
     else:
-        request = bw.make_finetune_request(work / "rows.csv", overrides=["epochs=2"])
+        try:
+            request = bw.make_finetune_request(
+                work / "rows.csv", overrides=["epochs=2"], method="full", validation="split"
+            )
+        except TypeError:  # an older version, which knows no other
+            request = bw.make_finetune_request(work / "rows.csv", overrides=["epochs=2"])
         return steps(bw.finetune_events(work / f"{sys.argv[2]}-fine-{number}", request))
     return time.process_time() - start
 

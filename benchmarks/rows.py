@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 EQUAL = (
     "epochs=3",
+    "select=best",
     "patience=0",
     "optimizer.learning_rate=5e-5",
 )  # on top of the recipe "stable": the settings of `--peer`
@@ -48,18 +49,18 @@ ROWS = (
     glue("WNLI", "accuracy"),
     squad("SQuAD 1.1 (8,200 training questions)"),
     WNUT,
-    Row("wikigold (random 10 % held out)", "Entities", "finetune ner/wikigold/wikigold.conll.txt", ("f1",)),
+    Row("wikigold (random 10 % held out)", "Entities", "finetune ner/wikigold/wikigold.conll.txt --validation split", ("f1",)),
     Row(
         "wikigold (10 % of the documents held out)", "Entities",
-        "finetune ner/wikigold/wikigold.conll.txt --group document", ("f1",),
+        "finetune ner/wikigold/wikigold.conll.txt --validation split --group document", ("f1",),
     ),
     Row(
         "wikigold, document context (10 % of the documents held out)", "Entities",
-        "finetune ner/wikigold/wikigold.conll.txt --set document_context=true", ("f1",),
+        "finetune ner/wikigold/wikigold.conll.txt --validation split --set document_context=true", ("f1",),
     ),
     Row(
         "wikigold, frozen encoder", "Entities",
-        "finetune ner/wikigold/wikigold.conll.txt --recipe feature_based --set lstm_units=256", ("f1",),
+        "finetune ner/wikigold/wikigold.conll.txt --validation split --recipe feature_based --set lstm_units=256", ("f1",),
     ),
     Row("CODAH", "Choices", "finetune multiple-choice/codah", ("accuracy",)),
     Row("JSTS", "Japanese", "finetune ja/jsts --model JA", ("spearman", "pearson")),

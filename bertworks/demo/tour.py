@@ -56,7 +56,7 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
         write_demo_origins((training, held_out), origins)
     start, settings = ("minilm", MINILM) if packaged_minilm() else (str(model), OWN)
     yield Event("stage", f"fine-tuning {start}: from which library is a paragraph?")
-    request = make_finetune_request(origins, model=start, overrides=settings)
+    request = make_finetune_request(origins, model=start, overrides=settings, method="full")
     finetuned = yield from forward_events(finetune_events(classifier, request))
     ours, *others = finetuned.fields["baselines"]["methods"]
     figures = {one["method"]: one["score"] for one in others} | {f"{start}, fine-tuned": ours["score"]}
