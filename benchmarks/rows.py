@@ -37,6 +37,7 @@ WNUT = Row(
 )  # fmt: skip
 
 
+WIKIGOLD = "finetune ner/wikigold/wikigold.conll.txt --validation split"
 ROWS = (
     glue("CoLA", "matthews_correlation"),
     glue("SST-2", "accuracy"),
@@ -49,18 +50,18 @@ ROWS = (
     glue("WNLI", "accuracy"),
     squad("SQuAD 1.1 (8,200 training questions)"),
     WNUT,
-    Row("wikigold (random 10 % held out)", "Entities", "finetune ner/wikigold/wikigold.conll.txt --validation split", ("f1",)),
+    Row("wikigold (random 10 % held out)", "Entities", WIKIGOLD, ("f1",)),
     Row(
         "wikigold (10 % of the documents held out)", "Entities",
-        "finetune ner/wikigold/wikigold.conll.txt --validation split --group document", ("f1",),
+        f"{WIKIGOLD} --group document", ("f1",),
     ),
     Row(
         "wikigold, document context (10 % of the documents held out)", "Entities",
-        "finetune ner/wikigold/wikigold.conll.txt --validation split --set document_context=true", ("f1",),
+        f"{WIKIGOLD} --set document_context=true", ("f1",),
     ),
     Row(
         "wikigold, frozen encoder", "Entities",
-        "finetune ner/wikigold/wikigold.conll.txt --validation split --recipe feature_based --set lstm_units=256", ("f1",),
+        f"{WIKIGOLD} --recipe feature_based --set lstm_units=256", ("f1",),
     ),
     Row("CODAH", "Choices", "finetune multiple-choice/codah", ("accuracy",)),
     Row("JSTS", "Japanese", "finetune ja/jsts --model JA", ("spearman", "pearson")),
