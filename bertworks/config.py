@@ -37,6 +37,7 @@ Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
 NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
 MAX_SIZE = 1 << 20  # of what a model folder tells to reserve
 Size = Annotated[int, Range(f"1 to {MAX_SIZE:,}", lambda x: 1 <= x <= MAX_SIZE)]
+LONGEST = 60  # characters of a path in a message
 AboveZero = Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)]
 SizeOrZero = Annotated[int, Range(f"0 to {MAX_SIZE:,}", lambda x: 0 <= x <= MAX_SIZE)]
 
@@ -265,7 +266,7 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
         path, inner = name, value[name]
         while isinstance(inner, dict) and len(inner) == 1:  # as in optimiser.learning_rate
             (key, inner), *_ = inner.items()
-            path += f".{key}"
+            path = f"{path}.{key}"[:LONGEST]
         near = near_field(kind, path)
         hint = f"did you mean {prefix}{near}?" if near else _field_hint(whole, prefix + path)
         raise UsageError(f"{prefix}{path}: no such field", where=where(prefix + name), hint=hint)

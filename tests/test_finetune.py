@@ -198,7 +198,10 @@ def test_a_head_goes_on_by_the_names_of_its_labels(classifier: Path, tmp_path: P
 
 
 def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) -> None:
-    request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=model, overrides=FAST)
+    data = write_reviews(tmp_path / "reviews.csv")
+    with pytest.raises(UsageError, match=r"optimizer\.learning_rate is in the sweep, and is set by another option"):
+        plan_trials(make_finetune_request(data, model=model, overrides=FAST), sweep=["optimizer.learning_rate=1,2"])
+    request = make_finetune_request(data, model=model, overrides=FAST[1:])
     trials = plan_trials(request, seeds=2, sweep=["optimizer.learning_rate=1e-9,2e-3"])
     *_, done = run_trials(tmp_path / "out", trials, device="cpu")
     told = json.loads((tmp_path / "out/trials.json").read_text())
@@ -828,7 +831,7 @@ def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: 
 
 def test_a_precision_of_inference_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="precision: 'int8' is none of 'auto', 'fp32', 'bf16'"):
-        run(write_reviews(tmp_path / "d.csv"), tmp_path / "out", model, precision="int8")
+        run(write_reviews(tmp_path / "d.csv"), tmp_path / "out", model, overrides=(), precision="int8")
     assert not (tmp_path / "out").exists()
 
 

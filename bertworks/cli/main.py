@@ -115,8 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
-        both = ("--threads=", "--model=")
-        words = [part for word in words for part in (word.split("=", 1) if word.startswith(both) else [word])]
         words = _model_first(_set_threads(words))
         result = make_app()(words)
         if sys.stdout is not None:
@@ -129,11 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _set_threads(words: list[str]) -> list[str]:
-    """Takes `--threads N` out of the words, and tells the libraries before they are imported.
+    """Takes `--threads N` out of the words, and tells the libraries before they are imported. An = becomes a space here
+    and for `--model`.
 
     Raises:
         UsageError: not a number from 1, and not auto.
     """
+    both = ("--threads=", "--model=")
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith(both) else [word])]
     if "--threads" not in words:
         return words
     place = words.index("--threads")
