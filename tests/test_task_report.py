@@ -97,7 +97,7 @@ def drawing(page: str, title: str) -> ElementTree.Element:
 def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path), result())
     for expected in (
-        "40 steps", "4k tokens", "20 s of training", "best after step 30: accuracy 80.0%, macro F1 70.0%",
+        "40 steps", "4k tokens", "20 s of training", "accuracy 80.0%, macro F1 70.0%",
         "Confusion matrix", "By label", "66.7%", "The worst mistakes", "20 mistakes in 100 rows",
         "&#x27;neg&#x27; taken for &#x27;pos&#x27; (20)", "the text", "dev.csv:7", "97%", "Evaluations on dev",
         "rows  100", "title = &quot;stable&quot;", "bertworks 0.1.0",

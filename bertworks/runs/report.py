@@ -104,7 +104,7 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
         figures = format_metrics(result["figures"], result.get("intervals", {})) if result else format_metrics(best)
-        summary.append(f"best after step {best['step']:,}: {figures}")
+        summary.append(figures if result else f"best after step {best['step']:,}: {figures}")
     sections.append(svg.preformatted("Data", data))
     return _write(folder, "fine-tuning", summary, sections)
 
