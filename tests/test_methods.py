@@ -200,3 +200,15 @@ def test_export_of_a_frozen_model(model: Path, tmp_path: Path) -> None:
     run(write_pairs(tmp_path / "pairs.tsv"), tmp_path / "pairs", model, method="frozen")
     with pytest.raises(BertworksError, match="compares the vectors of two texts"):
         list(export(tmp_path / "pairs", tmp_path / "onnx-2"))
+
+
+def test_rows_of_one_group_are_trained_beside_a_dev_file(model: Path, tmp_path: Path) -> None:
+    """They cannot be divided, so that no methods are compared; alone they cannot be evaluated."""
+    (tmp_path / "one.csv").write_text("text,author,label\n" + "a film,me,pos\nthe town,me,neg\n" * 4)
+    dev = write_reviews(tmp_path / "dev.csv", 20)
+    request = {"group": "author", "text": ["text"], "label": "label"}
+    done, events = run(tmp_path / "one.csv", tmp_path / "out", model, dev=dev, **request)
+    assert done.fields["method"] == "full"
+    assert not any(event.text.startswith("method: ") for event in events)
+    with pytest.raises(BertworksError, match="too few to train and to evaluate"):
+        run(tmp_path / "one.csv", tmp_path / "alone", model, **request)

@@ -124,8 +124,8 @@ def read_data(
     if fold is None and _wants_parts(validation, train):
         groups = _groups(train, schema, notes if by_parts else [], by_document=by_document)
         parts = _cut_into_parts(train, schema, groups)
-    held_out = _validated_rows(train, parts, schema, notes) if by_parts else held_out
-    if not train or not held_out or not all(parts):
+    held_out = _validated_rows(train, parts, schema, notes) if by_parts and parts else held_out
+    if not train or not held_out:
         raise BertworksError(f"{len(all_items)} rows are too few to train and to evaluate",
                              where=str(path), hint="--dev FILE")  # fmt: skip
     return LabelledData(schema, train, held_out, notes, parts, by_parts)
@@ -136,9 +136,10 @@ def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
 
 
 def _cut_into_parts(rows: Sequence[Item], schema: Schema, groups: Sequence[Hashable]) -> tuple[list[int], ...]:
-    """The numbers of the rows in each of PARTS parts of equal size."""
+    """The numbers of the rows in each of PARTS parts of equal size; none if there are fewer groups."""
     strata = _strata(rows, schema, groups, keyed_rng("folds", 0))
-    return tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
+    parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
+    return parts if all(parts) else ()
 
 
 def _validated_rows(train: Sequence[Item], parts: Sequence[list[int]], schema: Schema, notes: list[str]) -> list[Item]:
@@ -369,8 +370,7 @@ def divide(
         raise BertworksError(what, where=name, hint="--dev FILE")
     if fold and num_groups < fold[1]:
         what = f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are {num_groups:,}"
-        hint = f"--folds {num_groups}, or fewer" if num_groups > 1 else "leave --folds out"
-        raise UsageError(what, where=name, hint=hint)
+        raise UsageError(what, where=name, hint=f"--folds {num_groups}, or fewer")
     strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
     held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
     train = [item for number, item in enumerate(all_items) if number not in held_out]
