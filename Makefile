@@ -6,11 +6,12 @@ PEERS := benchmarks/.peers
 # --use-pep517: pip 23 of Debian 12 otherwise builds seqeval, which has no wheel, without all that its build needs.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 
-.PHONY: help demo test check size bench bench-peers docs clean
+.PHONY: help demo test coverage check size bench bench-peers docs clean
 
 help:
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
-	@echo "make test    install what the tests need, then run all but the slow ones, with branch coverage"
+	@echo "make test    install what the tests need, then run all but the slow ones"
+	@echo "make coverage  the same with branch coverage, which takes half as long again"
 	@echo "make check   format, lint, strict types, structure"
 	@echo "make size    print the lines of code of each package"
 	@echo "make bench   run every file of benchmarks/ (long)"
@@ -22,7 +23,10 @@ demo: $(VENV)/.installed
 	$(BIN)/bertworks demo
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal --durations=10 --cov=bertworks --cov-branch --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal --durations=10 $(PYTEST)
+
+coverage: PYTEST := --cov=bertworks --cov-branch --cov-report=term:skip-covered
+coverage: test
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("unhurried", deadline=None)  # how long an example takes says what else the machine does
+# How long an example takes says what else the machine does. Examples are the same in every run, so that a failure comes
+# with the change that causes it; HYPOTHESIS_RANDOM=1 looks for new ones.
+settings.register_profile("unhurried", deadline=None, derandomize="HYPOTHESIS_RANDOM" not in os.environ)
 settings.load_profile("unhurried")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the other tests' processes

@@ -18,7 +18,7 @@ from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.runs.pretrain import RESERVE, estimate, pretrain
 from bertworks.runs.run_folder import read_plans
-from bertworks.training.budget import MEMORY, Measurement, Pace, Plan, Schedule
+from bertworks.training.budget import MEMORY, TOLERANCE, Measurement, Pace, Plan, Schedule
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig
 
@@ -84,7 +84,8 @@ def test_phases_keep_their_shares_of_the_time(slower: float, at: float) -> None:
         seconds = in_turns([(at, slower)])(now) * schedule.plans[0].step_seconds[phase]
         times[phase] += seconds
         now += seconds
-    assert [time / now for time in times] == pytest.approx(SHARES, abs=0.05)
+    # The pace is known after MEMORY of the budget, and less than TOLERANCE of it is not worth a new plan.
+    assert [time / now for time in times] == pytest.approx(SHARES, abs=MEMORY + TOLERANCE)
 
 
 @given(speeds=st.lists(st.floats(0.4, 2.5), min_size=200, max_size=200))
