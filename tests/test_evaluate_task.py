@@ -210,3 +210,10 @@ def test_what_a_person_sees(classifier: Path, tmp_path: Path, capsys: pytest.Cap
     assert "errors.csv" in shown.err
     assert main(["evaluate", "task", str(classifier), str(data), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 30
+
+
+def test_a_file_of_other_labels_only_is_refused(classifier: Path, tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("text,label\na good film,1\na bad film,0\n")
+    with pytest.raises(BertworksError, match="the model knows none of these labels: 0, 1") as caught:
+        evaluate_task(classifier, tmp_path / "test.csv", label="label", device="cpu")
+    assert caught.value.hint == "its labels are: neg, pos"

@@ -287,6 +287,9 @@ def _with_labels_of(
     """The task with the labels that only the rows have, too; and how many rows have each of these."""
     named = d.task in ("classification", "multilabel", "tagging", "spans")
     unknown = Counter(label for item in rows if named for label in set(label_names(item)) - set(known))
+    if d.task == "classification" and unknown.total() == len(rows):
+        what = f"the model knows none of these labels: {first_names(sorted(unknown), 5)}"
+        raise BertworksError(what, where=name, hint=f"its labels are: {first_names(known, 5)}")
     if d.task == "spans" or not unknown:
         return d, dict(unknown)
     wider = replace(d, labels=(*d.labels, *sorted(unknown)))
