@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --us
 help:
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
 	@echo "make test    install what the tests need, then run all but the slow ones"
-	@echo "make coverage  the same with branch coverage, which takes half as long again"
+	@echo "make coverage  the same with branch coverage, which takes longer"
 	@echo "make check   format, lint, strict types, structure"
 	@echo "make size    print the lines of code of each package"
 	@echo "make bench   run every file of benchmarks/ (long)"

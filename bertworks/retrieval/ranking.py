@@ -48,7 +48,7 @@ class Postings(NamedTuple):
 
 
 def words_of(text: str, language: str | None = None) -> list[str]:
-    """The words of a text, in order. language: whose stemmer reduces them; None: they stay as they are."""
+    """The words of a text, in order. language: of the stemmer that reduces them; None: they stay as they are."""
     words: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).lower()):
         run = match[0]

@@ -262,7 +262,7 @@ class Documents:
 
     @property
     def language(self) -> str | None:
-        """The language whose stems the words are; None: they are not stemmed.
+        """The language of the stemmer; None: words are not stemmed.
 
         Raises:
             BertworksError: its stemmer is not installed, or is of another version than that of the index.

@@ -223,7 +223,7 @@ def pretrain(
         disable_heap_trim()
         shards = shards if processes.first else Shards.open(request.shards_folder(output))
         job = PretrainJob(resolved, shards, request.init)
-        if request.budget:  # a part of the reserve is for evaluations, whose time a schedule knows
+        if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where).events())

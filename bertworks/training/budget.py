@@ -224,7 +224,7 @@ class Schedule:
         return [plan for plan in self.plans if plan.step <= step][-1]
 
     def position(self, step: int) -> float:
-        """The step of the first plan whose learning rate a step has, counted from 0, with a fraction. A new plan
+        """The step of the first plan that has the learning rate of this step, from 0, with a fraction. A new plan
         continues where the one before it stood, and goes evenly to the end: the rate has no jump, and reaches its
         end. The phases keep their shares."""
         whole = end = sum(self.plans[0].steps)
@@ -241,7 +241,7 @@ class Schedule:
         return step % every == 0 and 0 < step < sum(self.at(step).steps)
 
     def plan_again(self, step: int, spent: float, pace: float, evaluation: float, every: int) -> Plan | None:
-        """A plan whose rest ends with the budget; None where the present one nearly does.
+        """A plan that ends with the budget; None if the present one nearly does.
 
         Args:
             step: steps done. spent: seconds of the budget.

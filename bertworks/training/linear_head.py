@@ -1,8 +1,8 @@
 """A linear head on the features of a frozen encoder, by convex optimization: seconds instead of minutes.
 
 Its weights have a normal prior that fits any number of rows: with standardized features, logits have this standard
-deviation before any label is seen. The best of a grid on SST-2, CoLA, MRPC, STS-B, RTE and wikigold with 50 to 500 rows
-(docs/experiments).
+deviation before any label is seen. About the best of a grid on SST-2, CoLA, MRPC, STS-B, RTE and wikigold with 50 to
+500 rows.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 class LinearHead(NamedTuple):
-    """weight: [outputs, width]; bias: [outputs]."""
+    """weight: float64 [outputs, width]; bias: float64 [outputs]."""
 
     weight: Array
     bias: Array
