@@ -4,6 +4,7 @@ short, and `transformers` is never imported."""
 import ast
 import re
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +44,7 @@ ALSO = {  # what single modules may import
     "interop.onnx_export": "onnx onnxruntime",
     "interop.push": "huggingface_hub",
     "metrics.calibration": "numpy scipy",
-    "metrics.classification": "scipy sklearn",
+    "metrics.classification": "scipy",
     "metrics.intervals": "numpy scipy",
     "runs.task_metrics": "numpy scipy torch",
     "training.linear_head": "numpy sklearn torch",
@@ -153,3 +154,14 @@ def test_functions_fit_on_a_screen(name: str):
 def test_packages_export_nothing(name: str):
     code = [node for node in tree(name).body if not isinstance(node, ast.Expr)]
     assert not code, f"{name}: import from the module itself"
+
+
+def test_data_files_are_installed():
+    """Whatever is not Python is named in pyproject.toml: without it an installed package would lack it."""
+    settings = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["bertworks"]
+    data = [path for path in ROOT.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    installed = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    assert data
+    assert not set(data) - installed
+    assert all(any(ROOT.glob(pattern)) for pattern in patterns)

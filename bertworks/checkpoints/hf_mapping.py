@@ -13,22 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bertworks.checkpoints.families import bert, distilbert, gpt2, roberta
-from bertworks.checkpoints.families.family import GELUS, Family, Row
+from bertworks.checkpoints.families.family import FAMILIES, GELUS, Family, Rows
 from bertworks.errors import BertworksError, some_names
 from bertworks.models.config import LIMITS, EncoderConfig
 
-FAMILIES: dict[str, Family] = {
-    module.FAMILY.default.family: module.FAMILY for module in (bert, roberta, distilbert, gpt2)
-}
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input,
 # also without a pooler: a network that is made for the task checks them.
-_RECURRENT: list[Row] = [
-    (name, [name], "A A")
+_RECURRENT: Rows = {
+    name: ("A A", name)
     for layer in ("0", "0_reverse", "1", "1_reverse")
     for source in ("ih", "hh")
     for name in [f"recurrent.lstm.*_{source}_l{layer}"]
-]
+}
 OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
@@ -78,7 +74,7 @@ def their_names(config: EncoderConfig) -> list[str]:
 
 def architecture_of(state: Iterable[str], family: str = "bert") -> str:
     """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning, which need labels."""
-    return FAMILIES[family].pretraining[component_names(state) - {"encoder", "pooler"}]
+    return FAMILIES[family].pretraining[" ".join(sorted(component_names(state) - {"encoder", "pooler"}))]
 
 
 def to_huggingface(
@@ -187,6 +183,7 @@ def config_to_huggingface(
         "pad_token_id": pad_token_id,
         **{theirs: given[ours] for theirs, ours in family.settings.items()},
         **family.written,
+        **dict.fromkeys(family.written_as_null),
     }
     return dict(sorted(settings.items()))
 
@@ -282,11 +279,11 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
         "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
     }  # fmt: skip
     for kind, of_class in family.by_class.items():
-        if all(name.replace("*", "weight") in names for _, theirs, _ in of_class for name in theirs):
+        if all(name.replace("*", "weight") in names for _, *theirs in of_class.values() for name in theirs):
             architecture = architecture or kind
-    rows = {row[0]: row for row in (*family.table, *family.by_class.get(architecture or "", ()), *_RECURRENT)}
+    rows = {**family.rows, **family.pretraining_rows, **family.by_class.get(architecture or "", {}), **_RECURRENT}
     entries = []
-    for ours, theirs, axes in rows.values():
+    for ours, (axes, *theirs) in rows.items():
         shape = tuple(sizes[axis] for axis in axes.split())
         unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
         for number in map(str, range(config.num_hidden_layers)) if "#" in ours else [""]:

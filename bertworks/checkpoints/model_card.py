@@ -1,12 +1,19 @@
 """Model cards: the README.md of a model folder, with the lines that the Hugging Face hub reads.
 
+- `fill_template`: a text file with places for values -> the text of a card
 - `render_card`, `render_table`: Markdown for any card
 - `pretraining_card`: the card of a pre-trained model
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
+
+
+def fill_template(template: Path, **values: object) -> str:
+    """The text of a file in which values replace their names in braces, as in `str.format`."""
+    return template.read_text(encoding="utf-8").format(**values)
 
 
 def render_card(title: str, text: str, sections: Mapping[str, str], *, hub: Mapping[str, str]) -> str:
@@ -63,24 +70,15 @@ def pretraining_card(
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
     """
-    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
-    text = f"""
-A BERT encoder pre-trained from raw text with bertworks: {size},
-vocabulary of {config.vocab_size:,}, {config.num_parameters(*PRETRAINING_HEADS) / 1e6:.1f} million parameters,
-sequences of at most {config.max_position_embeddings} tokens. {steps:,} updates on {tokens:,} tokens."""
-    quoted = '"The capital of France is [MASK]."'
-    python = f"""
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model=".")  # the path of this folder
-fill({quoted})"""
-    figures = render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n"
-    sections = {
-        "Use": f"{render_code('', f'bertworks fill . {quoted}')}\n{render_code('python', python)}",
-        "Quality": f"{figures}\nThe model repeats what its text says, with the errors and prejudices of that text.",
-        "Text": render_table(("Corpus", ""), corpus),
-        "Recipe": render_code("toml", recipe),
-        "Software": render_table(("Package", ""), versions),
+    values = {
+        "name": " ".join(name.split()),
+        "c": config,
+        "millions": config.num_parameters(*PRETRAINING_HEADS) / 1e6,
+        "steps": steps,
+        "tokens": tokens,
+        "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",
+        "corpus": render_table(("Corpus", ""), corpus),
+        "recipe": render_code("toml", recipe),
+        "software": render_table(("Package", ""), versions),
     }
-    hub = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": "[bert, bertworks, pretraining]"}
-    return render_card(name, text, sections, hub=hub)
+    return fill_template(Path(__file__).with_name("pretrained.md"), **values)

@@ -21,13 +21,15 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.hf_mapping import FAMILIES, config_from_huggingface, own_type
+from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.hf_mapping import config_from_huggingface, own_type
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
 from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
+from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, quoted
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
@@ -136,7 +138,7 @@ def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
     Raises:
         BertworksError: another task, other labels, or another number of LSTM units; both are shown.
     """
-    names, others = _listed(head.labels), _listed(data.labels)
+    names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data))
     if head.task != data.task:
         what = f"the model was fine-tuned for {head.task}{names}, the data is for {data.task}{others}"
     elif set(head.labels) != set(data.labels):
@@ -153,10 +155,6 @@ def _tasks(settings: Mapping[str, Any]) -> list[str]:
     names = settings.get("architectures")
     classes = [pair for family in FAMILIES.values() for pair in family.tasks.items()]
     return [task for task, name in classes if isinstance(names, list) and name in names]
-
-
-def _listed(labels: Collection[str]) -> str:
-    return f" ({', '.join(list(labels)[:20])}{', ...' if len(labels) > 20 else ''})" if labels else ""
 
 
 def read_task_json(path: Path) -> TaskConfig:

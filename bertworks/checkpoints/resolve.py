@@ -6,11 +6,13 @@ Only what the user names is downloaded, and never a pickle.
 import difflib
 import os
 import re
+import tomllib
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 from bertworks.errors import BertworksError, as_path
 from bertworks.io.atomic_write import sha256
@@ -31,26 +33,9 @@ MODEL_FILES = (
     *_TOP_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES), "modules.json",
     "config_sentence_transformers.json", "task.json", *MODEL_DOCUMENTS,
 )  # fmt: skip
-_GOOGLE = (
-    "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "bert-base-multilingual-uncased",
-    "bert-base-multilingual-cased", "bert-base-chinese",
-)  # fmt: skip
-_HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
-    _MINILM: "sentence-transformers/all-MiniLM-L6-v2",
-    **{name: f"google-bert/{name}" for name in _GOOGLE},
-}
-# The owners of other models that are known by a name alone.
-_OWNERS = {
-    "roberta": "FacebookAI",
-    "gpt2": "openai-community",
-    "distilbert": "distilbert",
-    "distilroberta": "distilbert",
-}
-_UNSUPPORTED = re.compile(  # names of well-known models of other families
-    "((flan-|m|by)?t5|m?bart|albert|big-?bird|bloom|camembert|convbert|deberta|electra|ernie|falcon|flaubert|funnel|gemma"
-    "|gpt-?(neox?|j)|llama|longformer|mistral|mobilebert|modernbert|mpnet|opt|pegasus|phi|qwen|reformer|roformer"
-    "|squeezebert|xlm(-roberta)?|xlnet)(?![a-z])"
-)
+_HUB: dict[str, Any] = tomllib.loads(Path(__file__).with_name("hub.toml").read_text(encoding="utf-8"))
+_HUB_IDS: dict[str, str] = _HUB["ids"]
+_UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
 
 
@@ -179,7 +164,7 @@ def _nothing_there(name: str, folder: Path) -> BertworksError:
     if (other := _UNSUPPORTED.match(name.lower().replace("_", "-"))) and not near:
         hint = f"choose a model of the family bert, roberta, distilbert or gpt2; or type {_MINILM}"
         return BertworksError(f"the family {other[0]} is not supported yet", where=name, hint=hint)
-    owner = _OWNERS.get(name.partition("-")[0])
+    owner = _HUB["owners"].get(name.partition("-")[0])
     near += [] if other else [f"{owner}/{name}"] if owner else difflib.get_close_matches(name, _HUB_IDS, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"make one with `bertworks pretrain`, or type {_MINILM}"
     return BertworksError("no such model folder", where=name, hint=meant)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite, require
 from bertworks.errors import BertworksError, explain_os_errors, quoted, some_names
@@ -265,7 +266,7 @@ def _read_config(path: Path, gelu: Gelu) -> tuple[EncoderConfig, bool]:
 
 def _names_of_google(config: EncoderConfig) -> dict[str, str]:
     """The variables of a BERT in Google's code: their name, and the one in Hugging Face's files."""
-    family, names = hf_mapping.FAMILIES["bert"], {}
+    family, names = FAMILIES["bert"], {}
     for theirs in hf_mapping.their_names(config):
         name = family.prefix + theirs if theirs.startswith(family.body) else theirs
         for pattern, replacement in _NAMES:

@@ -318,9 +318,8 @@ def compute_vectors(
         states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)
         return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
 
-    return np.concatenate(
-        [np.zeros((0, width), np.float32), *compute_each(encoder, compute, units, (width,), precision)]
-    )
+    vectors = compute_each(encoder, compute, units, (width,), precision)
+    return np.concatenate([np.zeros((0, width), np.float32), *vectors])
 
 
 def compute_each(

@@ -293,12 +293,15 @@ class Predictor:
         copy_files(self.folder, Path(folder))
 
 
-def copy_files(source: Path, target: Path) -> None:
-    """Copy the files of a model folder that the target lacks."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
-            shutil.copyfile(path, target / path.name)
+def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -> None:
+    """Copy files of a model folder. names: within it; None: all that are not in a subfolder, and that the target
+    lacks."""
+    if names is None:
+        present = (path.name for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith("."))
+        names = [name for name in present if not (target / name).exists()]
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
 
 
 def _network(source: LazyModel, d: TaskConfig) -> TaskModel:

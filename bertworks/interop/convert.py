@@ -4,16 +4,15 @@ Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks
 The values of the weights stay. Names, files and tokenizer become those of today.
 """
 
-import shutil
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.model_card import render_card, render_code
+from bertworks.checkpoints.model_card import fill_template
 from bertworks.checkpoints.model_folder import TASK_FILE, Model, ModelFolder, TaskConfig, save_model, task_settings
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
@@ -21,6 +20,7 @@ from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, as_path, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
+from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, replacing_folder
 
 _READ = (*NETWORK_FILES, TASK_FILE)  # files that are read, or that repeat what is in those
@@ -32,14 +32,15 @@ class _Source:
     """A model to be written.
 
     head: settings of config.json besides the encoder's.
-    files: files to copy, by their name in the new folder.
+    folder: the one that `files` are copied from; names within it.
     sentence: how its vectors are made, for sentence-transformers.
     """
 
     model: Model
     head: dict[str, Any]
     notes: list[str]
-    files: Mapping[str, Path] = field(default_factory=dict)
+    folder: Path = Path()
+    files: Sequence[str] = ()
     task: TaskConfig | None = None
     sentence: SentenceTransformerSettings | None = None
 
@@ -119,9 +120,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
             source.task.save(temporary)
         if source.sentence is not None:
             source.sentence.save(temporary, model.config.hidden_size)
-        for target, file in source.files.items():
-            (temporary / target).parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, temporary / target)
+        copy_files(source.folder, temporary, source.files)
     yield from (Event("note", note) for note in notes)
     parts = sorted(hf_mapping.component_names(model.state))
     count = sum(value.numel() for value in model.state.values())
@@ -147,8 +146,8 @@ def _read_folder(folder: Path) -> _Source:
     root = folder.resolve()
     if root.parent.name == "snapshots":  # the hub's cache links to files outside the folder
         root = root.parents[1]
-    copied = {name: folder / name for name in (*MODEL_DOCUMENTS, *kept_files) if (folder / name).is_file()}
-    copied = {name: file for name, file in copied.items() if root in file.resolve().parents}
+    names = [name for name in (*MODEL_DOCUMENTS, *kept_files) if (folder / name).is_file()]
+    copied = [name for name in names if root in (folder / name).resolve().parents]
     known = [*_READ, *copied, *(["2_Normalize/config.json", *module_files(folder)] if sentence else [])]
     if inner != folder:
         known += [f"{inner.name}/{name}" for name in (*_READ, "sentence_bert_config.json")]
@@ -160,7 +159,7 @@ def _read_folder(folder: Path) -> _Source:
         "left out of the folder:": unread,
     }
     notes += [f"{what} {some_names(names, 20)}" for what, names in left_out.items() if names]
-    return _Source(model, kept | head, [*notes, *model.tokenizer.notes], copied, task, sentence)
+    return _Source(model, kept | head, [*notes, *model.tokenizer.notes], folder, copied, task, sentence)
 
 
 def _sentence_transformer(source: ModelFolder) -> tuple[SentenceTransformerSettings | None, list[str], list[str]]:
@@ -214,19 +213,8 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
 
 def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:
     """README.md for a source without one."""
-    c, kind = model.config, head["architectures"][0]
-    text = f"""
-{kind}, converted with bertworks from `{" ".join(source.split())}`. The weights are those of the source.
-See the source for its training data, its quality and its license.
-
-It has {c.num_hidden_layers} layers, hidden size {c.hidden_size}, {c.num_attention_heads} heads, a vocabulary of
-{c.vocab_size:,}, and reads at most {c.max_position_embeddings} tokens at once."""
-    python = f"""
-from transformers import AutoTokenizer, {kind}
-
-tokenizer = AutoTokenizer.from_pretrained(".")  # the path of this folder
-model = {kind}.from_pretrained(".")"""
-    remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
     library = "bertworks" if str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE) else "transformers"
-    sections = {"Use": render_code("python", python), "Notes of the conversion": remarks}
-    return render_card(name, text, sections, hub={"library_name": library, "tags": "[bert, bertworks]"})
+    remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
+    values = {"name": " ".join(name.split()), "source": " ".join(source.split()), "c": model.config}
+    values |= {"kind": head["architectures"][0], "library": library, "notes": remarks}
+    return fill_template(Path(__file__).with_name("converted.md"), **values)

@@ -1,6 +1,5 @@
 """A model as an ONNX file for other programs: traced, compared with the model and timed before it appears."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -16,7 +15,7 @@ import bertworks
 from bertworks.batching.batch import Batch, collate, token_budget_batches
 from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
-from bertworks.checkpoints.model_card import render_card
+from bertworks.checkpoints.model_card import fill_template
 from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings, weights_sha256
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
@@ -27,7 +26,7 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
-from bertworks.inference.predictor import Predictor
+from bertworks.inference.predictor import Predictor, copy_files
 from bertworks.interop.onnx_export import OPSET, ExportedNetwork, outputs_of, write_onnx
 from bertworks.io.atomic_write import refuse_not_empty, remove_leftovers, replacing_folder, write_json, write_text
 from bertworks.io.text_files import IssueCounter
@@ -115,9 +114,8 @@ def _export(
         head = task_settings(source.description, config.family)
         source.description.save(folder)
     save_settings(folder, config, source.model.tokenizer, head)
-    for name in module_files(source.model.folder) if is_encoder else ():  # how vectors are made
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source.model.folder / name, folder / name)
+    if is_encoder:  # how vectors are made
+        copy_files(source.model.folder, folder, module_files(source.model.folder))
     write_onnx(path, source.network)
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])
@@ -246,15 +244,16 @@ def _compute(answer: Logits, batches: Sequence[Batch]) -> None:
 
 
 def _card(source: _Source, exported: OnnxModel, results: dict[str, Any]) -> str:
-    kind = f"a BERT fine-tuned for {source.description.task}" if source.description else "a BERT"
-    outputs = " and ".join(f"`{value.name}` {value.shape}" for value in exported.session.get_outputs())
     cost = results.get("cost")
-    quantized = f" With 8-bit weights they differ by up to {cost['largest']:.3f}." if cost else ""
-    text = f"""
-`{EXPORTED}` is {kind}, opset {OPSET}, exported by bertworks {bertworks.__version__}. Inputs: `input_ids`,
-`attention_mask` (1: a token, 0: padding) and `token_type_ids`, int64 {exported.session.get_inputs()[0].shape}. Outputs:
-{outputs}, float32. In onnxruntime they differ by at most {results["largest_difference"]:.1e}
-from those of bertworks.{quantized}
-
-The tokenizer is in this folder. `bertworks predict` reads the folder if the model has the head of a task."""
-    return render_card(f"{source.name}, as ONNX", text, {}, hub={})
+    return fill_template(
+        Path(__file__).with_name("exported.md"),
+        name=source.name,
+        file=EXPORTED,
+        kind=f"a BERT fine-tuned for {source.description.task}" if source.description else "a BERT",
+        opset=OPSET,
+        version=bertworks.__version__,
+        shape=exported.session.get_inputs()[0].shape,
+        outputs=" and ".join(f"`{value.name}` {value.shape}" for value in exported.session.get_outputs()),
+        difference=results["largest_difference"],
+        quantized=f" With 8-bit weights they differ by up to {cost['largest']:.3f}." if cost else "",
+    )

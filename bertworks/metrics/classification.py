@@ -15,6 +15,7 @@ import numpy as np
 
 from bertworks.datasets.annotations import OUTSIDE, TagScheme, tag_scheme
 from bertworks.errors import BertworksError
+from bertworks.metrics.intervals import COUNT_METRICS
 
 Scores = dict[str, float]
 Tags = Sequence[str]  # of one sentence
@@ -33,28 +34,14 @@ def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequen
     Raises:
         BertworksError: no rows, more or fewer predictions than rows, a label that is not in `labels`.
     """
-    table = per_class(gold, predicted, labels)
-    from sklearn.metrics import matthews_corrcoef
-
-    occurring = {*gold, *predicted}
-    numbers = [list(map(labels.index, names)) for names in (gold, predicted)]
-    scores = choice(gold, predicted) | {
-        "macro_f1": math.fsum(table[label]["f1"] for label in occurring) / len(occurring),
-        "matthews_correlation": float(matthews_corrcoef(*numbers)) if len(occurring) > 1 else 0.0,
-    }
-    return scores | ({"f1": table[labels[1]]["f1"]} if len(labels) == 2 else {})
+    counts = _count_labels(gold, predicted, labels)
+    scores = choice(gold, predicted) | _metrics(counts, "macro_f1", "matthews_correlation")
+    return scores | ({"f1": _table(counts, labels)[labels[1]]["f1"]} if len(labels) == 2 else {})
 
 
 def per_class(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Scores]:
     """For each label `precision`, `recall`, `f1` and `support` (gold rows). Raises as `classification`."""
-    _check_lengths(gold, predicted)
-    known = set(labels)
-    for what, names in (("gold", gold), ("predicted", predicted)):
-        for row, label in enumerate(names, 1):
-            if label not in known:
-                raise BertworksError(f"{what} label {label!r} is none of: {', '.join(labels)}", where=f"row {row}")
-    sides = [[[(0, 1, label)] for label in names] for names in (gold, predicted)]
-    return _table(_count(*sides), labels)
+    return _table(_count_labels(gold, predicted, labels), labels)
 
 
 def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[str]]) -> Scores:
@@ -65,10 +52,7 @@ def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[s
         BertworksError: no rows, or more or fewer predictions than rows.
     """
     sides = [[{(0, 1, label) for label in labels} for labels in side] for side in (gold, predicted)]
-    scores, table = spans(*sides), spans_per_type(*sides)
-    scores["micro_f1"] = scores.pop("f1")
-    scores["macro_f1"] = math.fsum(figures["f1"] for figures in table.values()) / max(len(table), 1)
-    return choice(*sides) | scores
+    return choice(*sides) | _metrics(_count(*sides), "precision", "recall", "micro_f1", "macro_f1")
 
 
 def regression(gold: Sequence[float], predicted: Sequence[float]) -> Scores:
@@ -124,9 +108,7 @@ def tagging(gold: Sequence[Tags], predicted: Sequence[Tags], scheme: TagScheme |
 def spans(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> Scores:
     """`precision`, `recall`, `f1` of character spans with the start, end and type of a gold one. Raises as
     `multilabel`."""
-    figures = _figures(*(count.total() for count in _count(gold, predicted)))
-    del figures["support"]
-    return figures
+    return _metrics(_count(gold, predicted), "precision", "recall", "f1")
 
 
 def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> dict[str, Scores]:
@@ -226,6 +208,24 @@ def _count(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span
         for count, found in zip(counts, (labels & others, others, labels)):
             count.update(kind for _, _, kind in found)
     return counts
+
+
+def _count_labels(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> list[Counter[str]]:
+    """`_count` for labels of whole texts, which must be in `labels`."""
+    _check_lengths(gold, predicted)
+    known = set(labels)
+    for what, names in (("gold", gold), ("predicted", predicted)):
+        for row, label in enumerate(names, 1):
+            if label not in known:
+                raise BertworksError(f"{what} label {label!r} is none of: {', '.join(labels)}", where=f"row {row}")
+    return _count(*([[(0, 1, label)] for label in names] for names in (gold, predicted)))
+
+
+def _metrics(counts: Sequence[Counter[str]], *names: str) -> Scores:
+    """Metrics of `COUNT_METRICS`."""
+    types = sorted(set().union(*counts))
+    sums = np.array([[[count[kind] for kind in types] for count in counts]], np.float64)
+    return {name: float(COUNT_METRICS[name](sums)[0]) for name in names}
 
 
 def _table(counts: Sequence[Counter[str]], names: Iterable[str]) -> dict[str, Scores]:

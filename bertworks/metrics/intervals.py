@@ -33,10 +33,6 @@ class Interval(NamedTuple):
     low: float
     high: float
 
-    @property
-    def is_positive(self) -> bool:
-        return self.low > 0
-
 
 @dataclass(frozen=True)
 class RowSums:
@@ -53,10 +49,6 @@ class RowSums:
         """The metric of all rows."""
         return float(self.score(self.rows.sum(0, keepdims=True))[0])
 
-    def resampled(self, weights: Array) -> Array:
-        """The metric of resamples [samples]. weights: [samples, rows]: how often each row is drawn."""
-        return self.score(weights @ self.rows)
-
 
 def bootstrap_interval(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Interval:
     """The middle 95 % of the metric over SAMPLES resamples of the groups, which are single rows if there are none."""
@@ -65,7 +57,8 @@ def bootstrap_interval(metric: RowSums, groups: Sequence[Hashable] = (), seed: i
 
 def resampled(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Array:
     """The metric of SAMPLES resamples of the groups: the same resamples for equal groups and seeds."""
-    return np.concatenate([metric.resampled(weights) for weights in _resamples(len(metric.rows), groups, seed)])
+    blocks = _resamples(len(metric.rows), groups, seed)
+    return np.concatenate([metric.score(weights @ metric.rows) for weights in blocks])
 
 
 def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Interval:
@@ -83,9 +76,7 @@ def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Inter
     return middle(means)
 
 
-def paired_difference(
-    metric: RowSums, other: RowSums, groups: Sequence[Hashable] = (), seed: int = 0
-) -> tuple[float, Interval]:
+def paired_difference(metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()) -> tuple[float, Interval]:
     """metric - other, on the same rows, and the interval of the difference.
 
     Raises:
@@ -93,9 +84,10 @@ def paired_difference(
     """
     if len(metric.rows) != len(other.rows):
         raise BertworksError(f"{len(metric.rows):,} rows are compared with {len(other.rows):,}")
-    resamples = _resamples(len(metric.rows), groups, seed)
-    differences = [metric.resampled(weights) - other.resampled(weights) for weights in resamples]
-    return metric.value - other.value, middle(np.concatenate(differences))
+    width = metric.rows.shape[1]
+    rows = np.concatenate([metric.rows, other.rows], 1)
+    both = RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
+    return both.value, bootstrap_interval(both, groups)
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:

@@ -4,7 +4,9 @@
 - `PRESETS`: published models as points on these axes; `BERT_SIZES`: the BERTs among them.
 """
 
-from dataclasses import dataclass, replace
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 LIMITS = {  # beyond these a configuration is a mistake or an attack, not a model
@@ -162,40 +164,11 @@ class EncoderConfig:
         return total * (3 if training else 1)
 
 
-_BERT = EncoderConfig(vocab_size=30522)
-_ROBERTA = EncoderConfig(
-    vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pooler_dropout=True, family="roberta"
-)
-_DISTILBERT = EncoderConfig(
-    vocab_size=30522, num_hidden_layers=6, type_vocab_size=0, sequence_dropout=0.2, span_dropout=0.1,
-    pooler="first_relu", family="distilbert",
-)  # fmt: skip
-_GPT2 = EncoderConfig(
-    vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,
-    embedding_norm=False, hidden_act="gelu_tanh", layer_norm_eps=1e-5, lm_head="plain", pooler="last", family="gpt2",
-)  # fmt: skip
+def _read_presets() -> dict[str, EncoderConfig]:
+    """Those of presets.toml. `like` in one names another, of which it takes what it does not have itself."""
+    tables = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+    return {name: EncoderConfig(**tables.get(table.pop("like", ""), {}) | table) for name, table in tables.items()}
 
 
-def _sized(config: EncoderConfig, layers: int, hidden: int) -> EncoderConfig:
-    """The same kind of network in another size, with heads of 64 dimensions."""
-    return replace(config, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=hidden // 64)
-
-
-BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019, table 1
-    "tiny": _sized(_BERT, 2, 128),
-    "mini": _sized(_BERT, 4, 256),
-    "small": _sized(_BERT, 4, 512),
-    "medium": _sized(_BERT, 8, 512),
-    "base": _BERT,
-    "large": _sized(_BERT, 24, 1024),
-}
-PRESETS: dict[str, EncoderConfig] = {
-    **{f"bert-{name}": config for name, config in BERT_SIZES.items()},
-    "roberta-base": _ROBERTA,  # Liu et al. 2019
-    "roberta-large": _sized(_ROBERTA, 24, 1024),
-    "distilbert-base": _DISTILBERT,  # Sanh et al. 2019
-    "gpt2": _GPT2,  # Radford et al. 2019
-    "gpt2-medium": _sized(_GPT2, 24, 1024),
-    "gpt2-large": _sized(_GPT2, 36, 1280),
-    "gpt2-xl": _sized(_GPT2, 48, 1600),
-}
+PRESETS = _read_presets()
+BERT_SIZES = {name.removeprefix("bert-"): c for name, c in PRESETS.items() if name.startswith("bert-")}

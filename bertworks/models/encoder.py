@@ -73,17 +73,17 @@ class Embeddings(nn.Module):
     def _places(self, x: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
         """[T, width]: position and token type embeddings."""
         positions = layout.position_ids
+        if self.position is None:
+            table = sinusoids(torch.arange(layout.num_positions, device=x.device), x.shape[1]).to(x.dtype)
+        else:
+            table = self.position.weight[: layout.num_positions]
         if self.token_type is None:
-            if self.position is None:
-                return sinusoids(positions, x.shape[1]).to(x.dtype)
-            return self.position.weight[: layout.num_positions].index_select(0, positions)
+            return table.index_select(0, positions)
         kinds = self.token_type.num_embeddings
         # A model that was trained without pairs (RoBERTa) has one type for all tokens.
         types = torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
-        if self.position is None:
-            return sinusoids(positions, x.shape[1]).to(x.dtype) + self.token_type(types)  # type: ignore[no-any-return]
         # A row of the product table is position + type: one small table, read once, instead of two large sums.
-        product = (self.position.weight[: layout.num_positions, None] + self.token_type.weight).flatten(0, 1)
+        product = (table[:, None] + self.token_type.weight).flatten(0, 1)
         return product.index_select(0, positions * kinds + types)
 
 
@@ -283,14 +283,13 @@ Pooling = Literal["mean", "cls", "max", "last-four"]
 _LAST_LAYERS = 4
 
 
-def pool(states: Sequence[Tensor], layout: Layout, pooling: Pooling) -> Tensor:
+def pool(states: Sequence[Tensor], layout: Layout, pooling: Literal["mean", "max", "last-four"]) -> Tensor:
     """states: of all layers, [T, hidden] each, embeddings first -> float32 [B, hidden].
 
     "mean" and "max" are over all tokens, [CLS] and [SEP] included, as in sentence-transformers. "last-four" is the mean
-    over the tokens and the last four layers, or all layers if there are fewer.
+    over the tokens and the last four layers, or all layers if there are fewer. "cls" is the last state of the first
+    token: the caller needs no more than that one.
     """
-    if pooling == "cls":
-        return states[-1].index_select(0, layout.first).float()
     layers = states[1:][-_LAST_LAYERS:] if pooling == "last-four" else states[-1:]
     x = layers[0].float() if len(layers) == 1 else torch.stack([state.float() for state in layers]).mean(0)
     return torch.segment_reduce(x, "max", offsets=layout.cu_seqlens.long()) if pooling == "max" else layout.mean(x)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 56, 14, 8, 40  # of a chart, in CSS pixels
 _MAX_HORIZONTAL = 8  # names above columns; more names are written vertically
 MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
+PAGE = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
 STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 Point = tuple[float, float]
@@ -39,23 +40,9 @@ def page(name: str, what: str, summary: str, sections: Sequence[str], *, style: 
     if script:
         allowed = f"; script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         end = f"<script>{script}</script>\n"
-    body = "\n".join(sections)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'{allowed}">
-<title>{escape(name)}: {escape(what)}</title>
-<style>{STYLE}{style}</style>
-</head>
-<body>
-<h1>{escape(name)}</h1>
-<p class="summary">{escape(summary)}</p>
-{body}
-{end}</body>
-</html>
-"""
+    name, what, summary = map(escape, (name, what, summary))
+    values = {"allowed": allowed, "style": STYLE + style, "body": "\n".join(sections), "end": end}
+    return PAGE.format(name=name, what=what, summary=summary, **values)
 
 
 def side_by_side(drawn: Sequence[str]) -> str:

@@ -267,10 +267,8 @@ class Documents:
         Raises:
             BertworksError: its stemmer is not installed, or is of another version than that of the index.
         """
-        words, expected = (
-            words_state(self.manifest.fingerprint.get("language")),
-            self.manifest.fingerprint.get("stemmer"),
-        )
+        fingerprint = self.manifest.fingerprint
+        words, expected = words_state(fingerprint.get("language")), fingerprint.get("stemmer")
         if (found := words.get("stemmer")) != expected:
             what = f"the words of this index were stemmed by {expected}, and {found} may give other stems"
             hint = f"bertworks index -o {quoted(self.folder)} --compact stems them again"

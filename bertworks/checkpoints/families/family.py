@@ -1,17 +1,19 @@
-"""What a family is: names of parameters, settings of config.json, classes, oddities.
+"""What a family is: names of parameters, settings of config.json, classes, oddities. Each has a TOML file here.
 
-Tables have one row for each parameter of ours: its name; theirs, joined in order along the first axis; the shape of
-each of theirs. "#" is the number of a layer. "*" is weight, or bias, which has only the first axis. Sizes: V
-vocabulary, P positions, T token types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels.
+Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the first axis. "#" is
+the number of a layer. "*" is weight, or bias, which has only the first axis. Sizes: V vocabulary, P positions, T token
+types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier.
 """
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from bertworks.models.config import EncoderConfig
 
-Row = tuple[str, list[str], str]
+Rows = Mapping[str, Sequence[str]]
 
 # Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files it is exact.
 GELUS = {
@@ -26,8 +28,9 @@ class Family:
 
     prefix: before the names of the body, in files that hold a head as well.
     body: how names of the body begin, without the prefix.
-    table: rows, see above.
-    by_class: rows that replace those of the table in files of a class.
+    rows: see above; of the body, and of the heads of fine-tuning.
+    pretraining_rows: of the heads of pre-training.
+    by_class: rows that replace others in files of a class.
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
@@ -36,31 +39,38 @@ class Family:
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
     required: settings that change what is computed, and the only value that is supported.
-    written: further settings that are written.
-    pretraining: heads that a state holds: the class that saves exactly these.
+    written, written_as_null: further settings that are written.
+    pretraining: heads that a state holds, in alphabetical order: the class that saves exactly these.
     tasks: our task: the class.
     """
 
     prefix: str
     body: tuple[str, ...]
-    table: list[Row]
-    by_class: Mapping[str, list[Row]] = field(default_factory=dict)
+    rows: Rows
+    pretraining_rows: Rows = field(default_factory=dict)
+    by_class: Mapping[str, Rows] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
-    buffers: frozenset[str] = frozenset()
+    buffers: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
     unused_positions: int = 0
     settings: Mapping[str, str]
     default: EncoderConfig
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
-    pretraining: Mapping[frozenset[str], str] = field(default_factory=dict)
+    written_as_null: tuple[str, ...] = ()
+    pretraining: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
 
 
-def task_classes(name: str) -> dict[str, str]:
-    """Classes of the heads, as transformers calls them: `Bert` -> BertForSequenceClassification, ..."""
-    sequence, tokens = f"{name}ForSequenceClassification", f"{name}ForTokenClassification"
-    return {
-        "classification": sequence, "multilabel": sequence, "regression": sequence, "tagging": tokens, "spans": tokens,
-        "qa": f"{name}ForQuestionAnswering", "choice": f"{name}ForMultipleChoice",
-    }  # fmt: skip
+def _read_family(name: str) -> Family:
+    """A family from its file. `extends` in it names another one, of which it takes what it does not have itself."""
+    tables: dict[str, Any] = {"extends": name}
+    while "extends" in tables:
+        path = Path(__file__).with_name(f"{tables.pop('extends')}.toml")
+        tables = tomllib.loads(path.read_text(encoding="utf-8")) | tables
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()}
+    values["default"] = EncoderConfig(**tables["default"], family=name)
+    return Family(**values)
+
+
+FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "gpt2")}
