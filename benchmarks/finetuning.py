@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from provenance import HERE, process, provenance, publish, skip_without
+from provenance import HERE, confidence_interval, process, provenance, publish, skip_without
 
 CONTENDERS = ("bertworks", "transformers")
 ROWS = {"SST-2": 10_000}  # to learn from, the same in all runs; all of them in other tasks
@@ -105,8 +105,6 @@ def contended(name: str, task: str, seed: int, arguments: argparse.Namespace) ->
 def summary(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of each contender its scores, its time, and the time until it is as good as the other was in the end."""
     from dataclasses import asdict
-
-    from bertworks.metrics.classification import confidence_interval
 
     runs = {name: [pair[name] for pair in pairs] for name in CONTENDERS}
     curves = {name: mean_curve([run["curve"] for run in found]) for name, found in runs.items()}

@@ -254,7 +254,7 @@ def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer
     from bertworks.training.optimization import make_optimizer
 
     disable_heap_trim()
-    measured = measure_steps(recipe, torch.device("cpu"), precision)
+    measured = measure_steps(replace(recipe, train=replace(recipe.train, precision=precision)), torch.device("cpu"))
     recipe = fit_steps(recipe, clock.seconds * (1 - RESERVE) - clock.elapsed, measured.step_seconds)
     model = begin(recipe)
     optimizer = make_optimizer(model, recipe.optimizer)

@@ -1,12 +1,14 @@
 """What all benchmarks share: where figures come from, where they go, and a process of its own for each contender."""
 
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -103,3 +105,30 @@ def write_between(page: Path, name: str, table: str) -> None:
 
 if __name__ == "__main__":
     print(json.dumps(provenance(("torch",)), indent=2))
+
+
+@dataclass(frozen=True)
+class ConfidenceInterval:
+    """The figures of several runs (seeds, folds) together."""
+
+    count: int
+    mean: float
+    deviation: float | None  # standard deviation of the runs (n - 1); None for one run
+    margin: float | None  # the mean is within mean ± margin with 95 % confidence (Student's t); None for one run
+
+
+def confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
+    """Mean, standard deviation and 95 % interval of the mean.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("no runs: there is nothing to average")
+    count, mean = len(values), math.fsum(values) / len(values)
+    if count == 1:
+        return ConfidenceInterval(1, mean, None, None)
+    from scipy.special import stdtrit
+
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return ConfidenceInterval(count, mean, deviation, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count))

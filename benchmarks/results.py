@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provenance import HERE, commit, provenance, skip_without, write_between
+from provenance import HERE, commit, confidence_interval, provenance, skip_without, write_between
 from rows import EQUAL, EQUAL_ROWS, ROWS, Row
 
 PAGE = HERE.parent / "docs" / "concepts" / "results.md"
@@ -233,8 +233,6 @@ def of_glue(last: Mapping[str, Any]) -> dict[str, Any]:
 
 def spread(runs: Sequence[Mapping[str, Any]], metric: str) -> str:
     """Mean and 95 % interval of the mean, in per cent."""
-    from bertworks.metrics.classification import confidence_interval
-
     found = confidence_interval([100 * run["figures"][metric] for run in runs])
     return f"{found.mean:.1f}" + (f" ± {found.margin:.1f}" if found.margin is not None else "")
 
@@ -278,8 +276,6 @@ def minutes(runs: Sequence[Mapping[str, Any]]) -> float:
 
 
 def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    from bertworks.metrics.classification import confidence_interval
-
     lines = [
         "| data | seeds | bertworks | transformers | difference | processor minutes | peak memory, MB |",
         "|---|---|---|---|---|---|---|",

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import math
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from bertworks.evaluation.glue import (
 )
 from bertworks.runs.task_metrics import METRICS, compute_metrics
 
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BY_NAME = {task.name: task for task in GLUE}
 TRAINED = {"CoLA": 8551, "SST-2": 67349, "MRPC": 3667, "STS-B": 5749, "RTE": 2490, "WNLI": 635}
 MEASURED = {  # split -> rows, as GLUE counts them
@@ -207,3 +210,29 @@ def test_the_macro_average_counts_every_task_once():
 
 def test_nothing_of_a_task_is_measured_on_nothing():
     assert BY_NAME["QQP"]._replace(files={"train": Path("train-sample.jsonl.gz")}).measured_on == ()
+
+
+def test_an_interval_as_in_the_tables_of_student(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from provenance import ConfidenceInterval, confidence_interval
+
+    ours = confidence_interval([84.0, 85.0, 86.0, 87.0, 88.0])
+    assert (ours.count, ours.mean, ours.deviation) == (5, 86.0, pytest.approx(math.sqrt(2.5)))
+    assert ours.margin == pytest.approx(2.7764451 * math.sqrt(2.5) / math.sqrt(5))
+    assert confidence_interval([0.1]) == ConfidenceInterval(1, 0.1, None, None)
+    assert confidence_interval([0.1] * 3).margin == pytest.approx(0.0)
+    with pytest.raises(ValueError, match="no runs"):
+        confidence_interval([])
+
+
+def test_an_interval_holds_the_mean_19_times_of_20(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from provenance import confidence_interval
+
+    generator = random.Random(7)
+    held = 0
+    for _ in range(2000):
+        ours = confidence_interval([generator.gauss(3.0, 2.0) for _ in range(4)])
+        assert ours.margin is not None
+        held += abs(ours.mean - 3.0) <= ours.margin
+    assert 0.935 < held / 2000 < 0.965

@@ -79,19 +79,13 @@ def test_the_help_of_an_option_of_rows_is_one_line():
     assert [line.split(":")[0].strip() for line in arguments] == [field.name for field in fields(ReadOptions)]
 
 
-@pytest.mark.parametrize("option", ["--reset-head", "--new-head"])
-def test_the_old_name_of_a_renamed_option_works(option, monkeypatch):
+def test_a_head_is_reset_by_its_option(monkeypatch):
     requests = []
     monkeypatch.setattr("bertworks.make_finetune_request", lambda data, **options: requests.append(options))
     monkeypatch.setattr("bertworks.plan_trials", lambda *_, **__: [None])
     monkeypatch.setattr("bertworks.finetune_events", lambda *_, **__: [Event("done", "")])
-    assert main(["finetune", "a.csv", "-o", "b", option]) == 0
+    assert main(["finetune", "a.csv", "-o", "b", "--reset-head"]) == 0
     assert requests[0]["new_head"] is True
-
-
-def test_help_names_the_old_option(capsys):
-    assert main(["finetune", "--help"]) == 0
-    assert "--new-head is the old name" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_version(capsys):

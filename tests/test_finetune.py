@@ -40,7 +40,7 @@ from bertworks.events import Event, duration
 from bertworks.inference.decoding import balanced_weights
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
-from bertworks.metrics.intervals import wilson_interval
+from bertworks.metrics.intervals import SAMPLES, wilson_interval
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import divide, read_data
@@ -222,14 +222,23 @@ def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) ->
         plan_trials(request, sweep=["epochs"])
 
 
+def finished(folder: Path, score: float) -> Event:
+    """What a training with this score leaves and says."""
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text(folder.name)
+    (folder / "result.json").write_text(json.dumps({"resamples": [score] * SAMPLES}))
+    one = {"method": "x", "score": score, "interval": [0, 1], "difference": 0.0, "difference_interval": [0, 0]}
+    compared = {"metric": "accuracy", "methods": [one, one], "best": 0, "verdict": ""}
+    fields = {"metric": "accuracy", "score": score, "figures": {}, "seconds": 1.0, "rows": 20, "baselines": compared}
+    return Event("done", "", fields)
+
+
 def test_the_best_of_several_stands_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.25, 0.75, 0.5])
 
     def fake_events(output: Path, *_: Any, **__: Any) -> Iterator[Event]:
         yield Event("plan", "")
-        output.mkdir(parents=True)
-        (output / "README.md").write_text(output.name)
-        yield Event("done", "", {"metric": "accuracy", "score": next(scores), "figures": {}, "seconds": 1.0})
+        yield finished(output, next(scores))
 
     monkeypatch.setattr("bertworks.runs.trials.finetune_events", fake_events)
     request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model="minilm")
@@ -246,7 +255,7 @@ def test_the_best_setting_has_the_best_mean(tmp_path: Path, monkeypatch: pytest.
 
     def fake_events(output: Path, *_: Any, **__: Any) -> Iterator[Event]:
         yield Event("plan", "")
-        yield Event("done", "", {"metric": "accuracy", "score": next(scores), "figures": {}, "seconds": 1.0})
+        yield finished(output, next(scores))
 
     monkeypatch.setattr("bertworks.runs.trials.finetune_events", fake_events)
     request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model="minilm")

@@ -168,7 +168,7 @@ def test_the_model_is_an_option_of_every_command_that_begins_with_it(monkeypatch
     assert {name for name in COMMANDS if COMMANDS[name].__module__ == evaluation.__name__} <= {*with_model}
     found: list[Any] = []
     monkeypatch.setattr(bw, "fill", lambda *words, **options: found.append((*map(_plain, words), options)) or [])
-    for words in ("m a b -k 2", "--model m a b --top-k 2", "a --model=m b --count 2", "a --top-k=2 b --model m"):
+    for words in ("m a b -k 2", "--model m a b --top-k 2", "a --model=m b --top-k 2", "a --top-k=2 b --model m"):
         assert main(["fill", *words.split()]) == 0
     assert found == [("m", ["a", "b"], {"k": 2})] * 4
 

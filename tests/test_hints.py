@@ -1666,9 +1666,9 @@ def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyP
     for option in shell.shows(shell.fails(*words, "--threads", "0"), "--threads 1, or --threads auto").split(", or "):
         monkeypatch.setenv("BERTWORKS_THREADS", "")
         shell.works(*words, *re.search(r"--threads \w+", option)[0].split())  # type: ignore[index]
-    answer = shell.fails(*words, "--conut", "3")
+    answer = shell.fails(*words, "--tpo-k", "3")
     shell.shows(answer, "error: {}\n  hint: {}{} --help")
-    assert "--count" in shell.types(answer.split("hint: ")[1])
+    assert "--top-k" in shell.types(answer.split("hint: ")[1])
     shell.shows(shell.fails("fill", "--modle", model, "the [MASK]"), "--model MODEL")
     assert shell.works("fill", "--model", model, "the [MASK]") == shell.works(*words)
 

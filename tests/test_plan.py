@@ -28,7 +28,7 @@ TINY = EncoderConfig(
 
 def recipe_with(*phases: tuple[int, int, int], **options) -> Recipe:
     made = tuple(Phase(num_steps=n, batch_size=b, sequence_length=s) for n, b, s in phases)
-    return Recipe(title="x", train=TrainConfig(phases=made, **options), encoder=TINY)
+    return Recipe(title="x", train=TrainConfig(phases=made, precision="fp32", **options), encoder=TINY)
 
 
 def test_the_ladder_climbs():
@@ -145,11 +145,11 @@ def test_a_step_is_its_micro_batches_and_one_update(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(budget, "time_step", lambda *_: (2.0, 0.5))
     monkeypatch.setattr(budget, "measure_matmul", lambda *_: 1e12)
     recipe = recipe_with((1, 64, 64), (1, 4, 32), micro_batch_tokens=1024)
-    assert measure_steps(recipe, torch.device("cpu"), "fp32").step_seconds == [8.5, 2.5]
+    assert measure_steps(recipe, torch.device("cpu")).step_seconds == [8.5, 2.5]
 
 
 def test_measuring_takes_about_its_time():
-    measured = measure_steps(recipe_with((1, 8, 32)), torch.device("cpu"), "fp32", 0.1)
+    measured = measure_steps(recipe_with((1, 8, 32)), torch.device("cpu"), 0.1)
     assert 0 < measured.step_seconds[0] < 1
     assert measured.memory > 0
 
@@ -165,8 +165,8 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
     monkeypatch.setattr(budget, "measure_matmul", lambda *_: 5e10)
     monkeypatch.setattr(budget, "PretrainingModel", lambda _, *options, **named: Model(TINY, *options, **named))
     monkeypatch.setattr(budget, "random_batch", seen)
-    recipe = replace(load_recipe("bert-base"), encoder=BERT_SIZES["base"])
-    measured = measure_steps(recipe, torch.device("cpu"), "fp32", 0.2)
+    recipe = replace(load_recipe("bert-base", ["train.precision=fp32"]), encoder=BERT_SIZES["base"])
+    measured = measure_steps(recipe, torch.device("cpu"), 0.2)
     assert asked == [128, 128, 256, 512, 512, 1024]  # one to time, one and two to count memory
     assert len(measured.step_seconds) == 2
 
@@ -177,7 +177,7 @@ def test_memory_grows_with_micro_batches_and_not_with_accumulation(monkeypatch: 
 
     def memory(batch: int, tokens: int, **options) -> int:
         recipe = recipe_with((1, batch, 64), micro_batch_tokens=tokens, **options)
-        return measure_steps(recipe, torch.device("cpu"), "fp32").memory
+        return measure_steps(recipe, torch.device("cpu")).memory
 
     small, large = memory(64, 1024), memory(64, 4096)
     assert memory(128, 1024) == small

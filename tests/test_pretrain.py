@@ -47,7 +47,7 @@ STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long steps take is not measured long."""
-    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", lambda *asked: measure_steps(*asked[:3], seconds=0.2))
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", lambda *asked: measure_steps(*asked[:2], seconds=0.2))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Scores: equal to scikit-learn, scipy, seqeval and conlleval; defined where nothing is; loud where wrong."""
 
 import math
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -144,26 +143,6 @@ def test_answers_that_are_nearly_the_same():
 def test_what_is_no_number(value: float):
     with pytest.raises(BertworksError, match=f"row 2: target 2.0, prediction {value}"):
         classification.regression([1.0, 2.0], [1.0, value])
-
-
-def test_an_interval_as_in_the_tables_of_student():
-    ours = classification.confidence_interval([84.0, 85.0, 86.0, 87.0, 88.0])
-    assert (ours.count, ours.mean, ours.deviation) == (5, 86.0, pytest.approx(math.sqrt(2.5)))
-    assert ours.margin == pytest.approx(2.7764451 * math.sqrt(2.5) / math.sqrt(5))
-    assert classification.confidence_interval([0.1]) == classification.ConfidenceInterval(1, 0.1, None, None)
-    assert classification.confidence_interval([0.1] * 3).margin == pytest.approx(0.0)
-    with pytest.raises(BertworksError, match="no runs"):
-        classification.confidence_interval([])
-
-
-def test_an_interval_holds_the_mean_19_times_of_20():
-    generator = random.Random(7)
-    held = 0
-    for _ in range(2000):
-        ours = classification.confidence_interval([generator.gauss(3.0, 2.0) for _ in range(4)])
-        assert ours.margin is not None
-        held += abs(ours.mean - 3.0) <= ours.margin
-    assert 0.935 < held / 2000 < 0.965
 
 
 # --- tags ---

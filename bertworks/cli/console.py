@@ -1,9 +1,30 @@
 """Options that commands share, and output.
 
-- Options: one name, one meaning, one line of help. Help of an option that is not shared is in the docstring of its
-  command.
+- Options: one name, one meaning. Their help is in the docstring of each command; that of shared options, below.
 - Output: results go to standard output, everything else to standard error. Progress stays in place on a terminal and is
   a line every few seconds in a pipe. With `--json`, results are JSON lines.
+
+Options that several commands share:
+    model: minilm, a model folder, or the name of a model on the Hugging Face hub.
+    inputs: Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or WikiExtractor
+        output, also as .gz, .zst, .xz or .bz2.
+    data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), - for standard
+        input; or texts, in quotes and with a space.
+    text_input: A text, whatever it is like. Repeatable.
+    text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
+    label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
+    pooling: How token vectors become one vector. Unset: as in the model's files, else the mean.
+    max_length: Maximum number of tokens. Unset: as in the model's files.
+    learn_from: Texts to compute centering and whitening from. Unset: the data.
+    language: Language of the texts, as english: bm25 compares stems of words.
+    rerank: A model fine-tuned on pairs that reranks the first 50 documents.
+    within_word: With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r).
+    guard_formulas: In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
+    settings: Change a field of the recipe: --set seed=1. Repeatable.
+    workers: Number of processes. Unset: one per usable core.
+    device: The device to compute on.
+    precision: auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix multiplication. Faster on
+        CPUs with VNNI, slightly less accurate; the difference is reported.
 """
 
 import inspect
@@ -42,26 +63,10 @@ output_file = partial(Parameter, ["--output", "-o"])
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]  # an option without a value
 Repeatable = Annotated[list[str] | None, Parameter(negative="")]  # an option that may be given several times
 
-INPUT_FORMATS = ".csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed"
-Inputs = Annotated[
-    list[str],
-    stdin_or(
-        help="Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or WikiExtractor"
-        " output, also as .gz, .zst, .xz or .bz2."
-    ),
-]
-Model = Annotated[str, Parameter(help="minilm, a model folder, or the name of a model on the Hugging Face hub.")]
+Inputs = Annotated[list[str], stdin_or()]
 Output = Annotated[Path, output_file(help="The output folder.")]
 OutputFile = Annotated[Path | None, output_file(help="The output file.")]
-Workers = Annotated[int | None, at_least(1, help="Number of processes. Unset: one per usable core.")]
-TextColumns = Annotated[
-    Repeatable,
-    Parameter("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
-]
-LabelColumns = Annotated[
-    Repeatable,
-    Parameter("--label", help="Column of the label; give several if each holds 0 and 1. Unset: inferred and printed."),
-]
+Workers = Annotated[int | None, at_least(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +87,7 @@ class RawText:
 
 Raw = Annotated[RawText, Parameter("*")]  # each of its fields is an option
 Read = Annotated[ReadOptions, Parameter("*")]
-Settings = Annotated[Repeatable, Parameter("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")]
+Settings = Annotated[Repeatable, Parameter("--set")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,40 +108,15 @@ class Training:
 
 
 Trainings = Annotated[Training, Parameter("*")]
-Pooling = Annotated[
-    Literal["mean", "cls", "max", "last-four"] | None,
-    Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),
-]
-MaxLength = Annotated[int | None, at_least(3, help="Maximum number of tokens. Unset: as in the model's files.")]
-LearnFrom = Annotated[str | None, Parameter(help="Texts to compute centering and whitening from. Unset: the data.")]
-Language = Annotated[str | None, Parameter(help="Language of the texts, as english: bm25 compares stems of words.")]
-Rerank = Annotated[str | None, Parameter(help="A model fine-tuned on pairs that reranks the first 50 documents.")]
-WithinWord = Annotated[
-    Flag,
-    Parameter(help="With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r)."),
-]
-GuardFormulas = Annotated[
-    Flag, Parameter(help="In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.")
-]
+Pooling = Literal["mean", "cls", "max", "last-four"] | None
+MaxLength = Annotated[int | None, at_least(3)]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
 OverwriteFile = Annotated[Flag, Parameter("--overwrite", help="Replace the output file if it exists.")]
-RowsOrTexts = Annotated[
-    list[str] | None,
-    stdin_or(help=f"A file ({INPUT_FORMATS}), - for standard input; or texts, in quotes and with a space."),
-]
-Texts = Annotated[Repeatable, Parameter(["--text-input", "-t"], help="A text, whatever it is like. Repeatable.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
-InferencePrecision = Annotated[
-    Literal["auto", "fp32", "bf16", "int8"],
-    Parameter(
-        help="auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix multiplication. Faster on"
-        " CPUs with VNNI, slightly less accurate; the difference is reported."
-    ),
-]
-TrainingPrecision = Annotated[
-    Literal["auto", "fp32", "bf16"],
-    Parameter(help="auto: that of the recipe, else bf16 where the hardware is faster with it."),
-]
+RowsOrTexts = Annotated[list[str] | None, stdin_or()]
+Texts = Annotated[Repeatable, Parameter(["--text-input", "-t"])]
+Device = Literal["auto", "cpu", "cuda"]
+InferencePrecision = Literal["auto", "fp32", "bf16", "int8"]
+TrainingPrecision = Literal["auto", "fp32", "bf16"]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
 Result = tuple[Any, str]  # a value for --json, and its text
 

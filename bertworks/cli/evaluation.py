@@ -15,7 +15,7 @@ from bertworks.io.tables import ReadOptions
 
 
 def mlm(
-    model: console.Model,
+    model: str,
     inputs: console.Inputs,
     /,
     *,
@@ -33,13 +33,13 @@ def mlm(
 
 
 def blimp(
-    model: console.Model,
+    model: str,
     /,
     *,
     data: Path,
     output: console.OutputFile = None,
     sample: Annotated[int, console.at_least(0)] = 0,
-    within_word: console.WithinWord = False,
+    within_word: console.Flag = False,
     overwrite: console.OverwriteFile = False,
 ) -> Iterable[Event]:
     """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
@@ -62,8 +62,8 @@ def task(
     /,
     *,
     errors: Annotated[Path | None, Parameter(name=["--errors", "-o"])] = None,
-    text: console.TextColumns = None,
-    label: console.LabelColumns = None,
+    text: console.Repeatable = None,
+    label: console.Repeatable = None,
     threshold: float | None = None,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
@@ -155,7 +155,7 @@ def squad(
 
 
 def glue(
-    model: console.Model = "minilm",
+    model: str = "minilm",
     /,
     *,
     data: Path,
@@ -185,12 +185,12 @@ def glue(
 
 
 def sts(
-    model: console.Model,
+    model: str,
     data: str,
     /,
     *,
     pooling: console.Pooling = None,
-    learn_from: console.LearnFrom = None,
+    learn_from: str | None = None,
 ) -> console.Result:
     """Correlation of cosine similarity with human scores: plain, centered and whitened.
 
@@ -207,14 +207,14 @@ def sts(
 
 
 def retrieval(
-    model: console.Model = "minilm",
+    model: str = "minilm",
     /,
     *,
     data: str,
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
-    language: console.Language = None,
-    rerank: console.Rerank = None,
+    language: str | None = None,
+    rerank: str | None = None,
     keep_identical: console.Flag = False,
 ) -> console.Result:
     """nDCG, average precision and recall of search by vectors, by words and by both.

@@ -20,17 +20,17 @@ _ROWS = "Rows or lines of text, in any format; - for standard input."
 
 
 def fill(
-    model: console.Model,
+    model: str,
     texts: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k", "--count"])] = 5,
+    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 5,
 ) -> Iterator[console.Result]:
     """Predict the most probable tokens for every [MASK].
 
     Args:
         texts: Texts with [MASK], or - for the lines of standard input.
-        top_k: Predictions per [MASK]. --count is the old name of this option.
+        top_k: Predictions per [MASK].
 
     Examples:
         bertworks fill MODEL "The capital of France is [MASK]."
@@ -42,11 +42,11 @@ def fill(
 
 
 def score(
-    model: console.Model,
+    model: str,
     sentences: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    within_word: console.WithinWord = False,
+    within_word: console.Flag = False,
 ) -> Iterator[console.Result]:
     """Pseudo-log-likelihood of sentences: each token is masked in turn.
 
@@ -66,7 +66,7 @@ def score(
 
 
 def explain(
-    model: console.Model,
+    model: str,
     texts: Annotated[list[str], console.stdin_or()],
     /,
     *,
@@ -97,19 +97,19 @@ def explain(
 
 
 def embed(
-    model: console.Model,
+    model: str,
     data: console.RowsOrTexts = None,
     /,
     *,
     text_input: console.Texts = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
-    text: console.TextColumns = None,
+    text: console.Repeatable = None,
     pooling: console.Pooling = None,
     normalize: bool | None = None,
     max_length: console.MaxLength = None,
     whitening: Literal["none", "center", "whiten"] = "none",
-    learn_from: console.LearnFrom = None,
-    guard_formulas: console.GuardFormulas = False,
+    learn_from: str | None = None,
+    guard_formulas: console.Flag = False,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
@@ -144,11 +144,11 @@ def index(
     *,
     output: console.Output,
     model: str | None = None,
-    text: console.TextColumns = None,
+    text: console.Repeatable = None,
     identity: Annotated[str | None, Parameter(name="--id")] = None,
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
-    language: console.Language = None,
+    language: str | None = None,
     delete: console.Repeatable = None,
     compact: console.Flag = False,
     approximate: console.Flag = False,
@@ -201,9 +201,9 @@ def search(
     query: str,
     /,
     *,
-    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k", "--count"])] = 10,
+    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 10,
     ranking: Literal["hybrid", "dense", "bm25"] = "hybrid",
-    rerank: console.Rerank = None,
+    rerank: str | None = None,
     approximate: console.Flag = False,
     verify: console.Flag = False,
     model: str | None = None,
@@ -214,7 +214,7 @@ def search(
     Args:
         folder: The folder of an index.
         query: The query.
-        top_k: Number of documents. --count is the old name of this option.
+        top_k: Number of documents.
         ranking: Rank by vectors (dense), by words (bm25), or by both.
         approximate: Search with the graph from index --approximate.
         verify: First compare every file of the index with its sha256.

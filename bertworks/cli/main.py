@@ -2,6 +2,10 @@
 
 Exit codes: 0 success; 1 a problem with data, a model or the machine; 2 a wrong command or recipe; 130 interrupted.
 `--debug` shows tracebacks. Commands import heavy modules when they run, so that help and completion are fast.
+
+A command that uses a model takes it as its first word or as --model; check, finetune and index as --model. Every
+command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; --threads N
+sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well).
 """
 
 import atexit
@@ -13,7 +17,7 @@ import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from types import ModuleType
@@ -22,17 +26,12 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, Group, UnknownOptionError
 
 from bertworks import __version__
-from bertworks.cli import evaluation, inference, models, training
+from bertworks.cli import console, evaluation, inference, models, training
 from bertworks.cli.console import say, with_json
 from bertworks.config import near_field, option_of
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
 
-_EPILOGUE = (
-    "A command that uses a model takes it as its first word or as --model; check, finetune and index as --model. Every "
-    "command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; --threads N "
-    "sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well)."
-)
 _JOBS = {  # groups of commands, in the order of the help
     "Learn from labelled data": "check finetune predict evaluate explain",
     "Vectors and search": "embed index search",
@@ -49,7 +48,7 @@ def make_app() -> App:
     app = App(
         name="bertworks",
         help="Train, fine-tune and use BERT models on your own data.",
-        help_epilogue=_EPILOGUE,
+        help_epilogue=" ".join(str(__doc__).rpartition("\n\n")[2].split()),  # the last paragraph above
         help_format="plaintext",
         version=__version__,
         print_error=False,
@@ -87,8 +86,17 @@ def _commands(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., object]
         for name, value in vars(module).items():
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
                 text, _, examples = (inspect.getdoc(value) or "").partition("\nExamples:\n")
+                text = _with_shared_options(text, inspect.signature(value).parameters)
                 value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", text)
                 yield name.rstrip("_"), with_json(value), vars(value).setdefault("examples", _examples(examples))
+
+
+def _with_shared_options(text: str, names: Collection[str]) -> str:
+    """The docstring of a command with the help of `console` for the parameters that it does not explain itself."""
+    shared = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", console.__doc__ or "", re.MULTILINE)
+    added = [f"    {name}: {line}" for name, line in shared if name in names and f"\n    {name}: " not in text]
+    head = ["\nArgs:"] if added and "\nArgs:\n" not in text else []
+    return "\n".join([text.rstrip(), *head, *added])
 
 
 def _model_first(words: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from bertworks.events import Event
 
 
 def serve(
-    model: console.Model,
+    model: str,
     /,
     *,
     host: str = "127.0.0.1",
@@ -56,7 +56,7 @@ def serve(
 
 
 def export(
-    model: console.Model,
+    model: str,
     /,
     *,
     output: console.Output,

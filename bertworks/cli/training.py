@@ -108,6 +108,7 @@ def pretrain(
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model: a folder, minilm, or a name on the hub.
         learning_rate: The highest learning rate. Unset: the recipe's.
+        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
         seed: Seed of the weights, the order of the text and the masks.
         verify: First compare every file of the shards with its sha256.
 
@@ -127,11 +128,6 @@ def pretrain(
     return bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request)
 
 
-DataOrFolder = Annotated[
-    str, Parameter(help=f"A file ({console.INPUT_FORMATS}), or a folder with a train and a dev file.")
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
     """What labelled data means.
@@ -139,14 +135,16 @@ class Meaning:
     Args:
         dev: Dev data. Unset: a random 10 % of the rows is held out.
         task: The task. Unset: inferred from the columns and printed.
+        text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
+        label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
         group: Rows with the same value in this column stay on one side of the split.
     """
 
     dev: str | None = None
     # as in `datasets.schema`, which is not imported for help
     task: Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"] | None = None
-    text: console.TextColumns = None
-    label: console.LabelColumns = None
+    text: console.Repeatable = None
+    label: console.Repeatable = None
     group: str | None = None
 
 
@@ -154,14 +152,18 @@ Meanings = Annotated[Meaning, Parameter("*")]
 
 
 def check(
-    data: DataOrFolder,
+    data: str,
     /,
     *,
-    model: console.Model = "minilm",
+    model: str = "minilm",
     meaning: Meanings = Meaning(),
     read: console.Read = ReadOptions(),
 ) -> Iterator[console.Result]:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems.
+
+    Args:
+        data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder
+            with a train and a dev file.
 
     Examples:
         bertworks check reviews.csv
@@ -176,11 +178,11 @@ def check(
 
 
 def finetune(
-    data: DataOrFolder,
+    data: str,
     /,
     *,
     output: console.Output,
-    model: console.Model = "minilm",
+    model: str = "minilm",
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
@@ -192,7 +194,7 @@ def finetune(
     seeds: Annotated[int, console.at_least(1)] = 1,
     folds: Annotated[int, console.at_least(0)] = 0,
     sweep: console.Repeatable = None,
-    reset_head: Annotated[console.Flag, Parameter(["--reset-head", "--new-head"])] = False,
+    reset_head: console.Flag = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
@@ -204,6 +206,8 @@ def finetune(
     for the methods frozen and cosine. Run the same command again to resume. Ctrl-C saves first.
 
     Args:
+        data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder
+            with a train and a dev file.
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs
             by the cosine of their vectors, and train from there. auto: with few rows the best of them on rows that it
             did not see; else full.
@@ -215,7 +219,8 @@ def finetune(
         seeds: Number of runs with different seeds; reports mean and 95 % interval.
         folds: k-fold cross-validation with this number of folds; 0: none.
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
-        reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
+        reset_head: Discard the existing task head and train a new one.
+        precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
 
     Examples:
         bertworks finetune reviews.csv -o MODEL
@@ -233,18 +238,18 @@ def finetune(
 
 
 def predict(
-    model: console.Model,
+    model: str,
     data: console.RowsOrTexts = None,
     /,
     *,
     text_input: console.Texts = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
-    text: console.TextColumns = None,
+    text: console.Repeatable = None,
     top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 1,
     probabilities: console.Flag = False,
     threshold: float | None = None,
     kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
-    guard_formulas: console.GuardFormulas = False,
+    guard_formulas: console.Flag = False,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",

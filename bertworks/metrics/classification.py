@@ -8,7 +8,6 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -164,33 +163,6 @@ def tag_runs(tags: Tags, scheme: TagScheme) -> list[Span]:
             entities.append((n, n + 1, kind))
         before = letter
     return entities
-
-
-@dataclass(frozen=True)
-class ConfidenceInterval:
-    """The figures of several runs (seeds, folds) together."""
-
-    count: int
-    mean: float
-    deviation: float | None  # standard deviation of the runs (n - 1); None for one run
-    margin: float | None  # the mean is within mean ± margin with 95 % confidence (Student's t); None for one run
-
-
-def confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
-    """Mean, standard deviation and 95 % interval of the mean.
-
-    Raises:
-        BertworksError: there are no values.
-    """
-    if not values:
-        raise BertworksError("no runs: there is nothing to average")
-    count, mean = len(values), math.fsum(values) / len(values)
-    if count == 1:
-        return ConfidenceInterval(1, mean, None, None)
-    from scipy.special import stdtrit
-
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return ConfidenceInterval(count, mean, deviation, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count))
 
 
 def _check_lengths(gold: Sequence[object], predicted: Sequence[object]) -> None:

@@ -380,23 +380,18 @@ def divide(
 def _tenth(strata: list[list[list[int]]], num_rows: int) -> set[int]:
     """The rows of dev. A label too rare for its fraction gives one group, the most frequent label first, up to
     MAX_RARE_ROWS rows or as many as the others give."""
-    num_dev = min(DEV_FRACTION * num_rows, MAX_DEV_ROWS)
+    num_dev, num_rare = min(DEV_FRACTION * num_rows, MAX_DEV_ROWS), 0
     held_out: set[int] = set()
-    rare: list[tuple[int, list[int]]] = []  # rows of the label, and its smallest group
-    for label_groups in strata:
-        count, taken = sum(map(len, label_groups)), 0
-        candidates = label_groups[:-1]  # at least one group stays in train
+    for count, label_groups in sorted(((sum(map(len, rows)), rows) for rows in strata), key=lambda pair: -pair[0]):
+        candidates, taken = label_groups[:-1], 0  # at least one group stays in train
         for rows in candidates:
             if taken + len(rows) / 2 <= num_dev * count / num_rows:
                 held_out.update(rows)
                 taken += len(rows)
-        if candidates and not taken:
-            rare.append((count, min(candidates, key=len)))
-    num_rare = 0
-    for _, rows in sorted(rare, key=lambda pair: pair[0], reverse=True):
-        if not held_out or num_rare + len(rows) <= max(num_dev, MAX_RARE_ROWS):
-            held_out.update(rows)
-            num_rare += len(rows)
+        rare = [] if taken else min(candidates, key=len, default=[])
+        if not held_out or num_rare + len(rare) <= max(num_dev, MAX_RARE_ROWS):
+            held_out.update(rare)
+            num_rare += len(rare)
     return held_out
 
 

@@ -22,10 +22,11 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
+from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
 from bertworks.io.tables import Data
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data, text_key
-from bertworks.runs.task_metrics import named_spans
+from bertworks.runs.task_metrics import TASKS, named_spans
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
@@ -38,10 +39,6 @@ FEW_DEV, FEW_TRAIN = 200, 100
 MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
 UNBALANCED = 5  # ratio of the most to the least frequent label
 MANY_UNKNOWN, MANY_PIECES = 0.005, 2.0  # as in `text.corpus_report`
-_COUNTED: dict[TaskType, str] = {  # what the numbers of labels count, if not rows
-    "tagging": "entities in train", "spans": "entities in train", "qa": "questions in train",
-    "choice": "rows in train, by the position of the right choice",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,11 +142,11 @@ class DatasetReport:
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
     def _label_lines(self) -> list[str]:
-        shown = list(self.labels.items())[:SHOWN_LABELS]
+        shown = [(name[:30], n) for name, (n, _) in list(self.labels.items())[:SHOWN_LABELS]]
         total, width = sum(n for n, _ in self.labels.values()), max((_width(name) for name, _ in shown), default=0)
         lines = [f"{total:,} {self.unit}"] if self.unit else []
-        for name, (n, _) in shown:
-            lines.append(f"{name[:30]}{' ' * (width - _width(name))}  {n:>7,}  {n / max(1, total):6.1%}")
+        for name, n in shown:
+            lines.append(f"{name}{' ' * (width - _width(name))}  {n:>7,}  {n / max(1, total):6.1%}")
         if others := len(self.labels) - len(shown):
             name, (n, _) = list(self.labels.items())[-1]
             lines.append(f"and {others:,} others, the rarest {name!r} with {n:,}")
@@ -176,7 +173,7 @@ def make_dataset_report(
         dev=len(data.dev),
         is_validated=data.is_validated,
         labels={name: (in_train[name], in_dev[name]) for name in names},
-        unit=_COUNTED.get(task, "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
+        unit=TASKS[task].get("counted", "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         **_same_texts(data, tokenizer.lowercase),
@@ -222,7 +219,7 @@ def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str], b
 
 def _width(name: str) -> int:
     """Columns of a label on a screen: Chinese, Japanese and Korean characters take two."""
-    return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in name[:30])
+    return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in name)
 
 
 def _targets(items: Sequence[Item]) -> dict[str, float]:
@@ -308,21 +305,16 @@ def _row_warnings(report: DatasetReport) -> Iterator[str]:
     if copies.rows > MANY_COPIES * report.train:
         yield f"{copies.rows:,} rows of train are copies of others ({copies.places[0]})"
     if missing := [name for name, (train, dev) in labels.items() if dev and not train]:
-        yield f"labels of dev that are not in train cannot be learned: {_some(missing)}"
+        yield f"labels of dev that are not in train cannot be learned: {some_names(map(repr, missing))}"
     if rare := [name for name, (train, _) in labels.items() if 0 < train < RARE]:
-        yield f"labels with fewer than {RARE} examples in train, too few to learn well: {_some(rare)}"
+        yield f"labels with fewer than {RARE} examples in train, too few to learn well: {some_names(map(repr, rare))}"
     if not_in_dev := [name for name, (train, dev) in labels.items() if train and not dev]:
-        yield f"labels that are not in dev cannot be evaluated: {_some(not_in_dev)}"
+        yield f"labels that are not in dev cannot be evaluated: {some_names(map(repr, not_in_dev))}"
     counts = [(n, name) for name, (n, _) in labels.items() if n]
     if report.task == "classification" and len(counts) > 1 and counts[0][0] >= UNBALANCED * counts[-1][0]:
         (most, frequent), (least, rarest) = counts[0], counts[-1]
         what = f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r}"
         yield f"{what} is right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
-
-
-def _some(names: Sequence[str]) -> str:
-    others = f" and {len(names) - SHOWN_LABELS:,} others" if len(names) > SHOWN_LABELS else ""
-    return ", ".join(map(repr, names[:SHOWN_LABELS])) + others
 
 
 def _text_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,15 +34,7 @@ from bertworks.text.formats import Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
-from bertworks.training.device import (
-    DTYPES,
-    Precision,
-    best_precision,
-    choose_device,
-    disable_heap_trim,
-    measure_matmul,
-    total_memory,
-)
+from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
 from bertworks.training.objectives import heads_of
 from bertworks.training.recipe import Recipe, load_recipe
 
@@ -220,7 +212,6 @@ def pretrain(
         processes.meet()
         resolved = load_recipe(str(output / "recipe.toml"))
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
-        disable_heap_trim()
         shards = shards if processes.first else Shards.open(request.shards_folder(output))
         job = PretrainJob(resolved, shards, request.init)
         if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
@@ -237,7 +228,7 @@ def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: A
     where = choose_device(device)
     draft = _draft(request, where)
     resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
-    measured = measure_steps(resolved, where, cast(Precision, resolved.train.precision))
+    measured = measure_steps(resolved, where)
     if request.budget:
         seconds = seconds_of(request.budget) * (1 - RESERVE)
         resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(request.overrides))
@@ -344,7 +335,7 @@ def _fill_budget(
     def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
         return phase_batches(job.store, job.documents, timed, job.tokenizer, output / "plans", 0, 1)
 
-    measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds, make_batches)
+    measured = measure_steps(recipe, device, seconds, make_batches)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
     needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))
     what, hint = "measuring the speed of this machine", f"--budget {needed}s is the shortest; and --overwrite"

@@ -12,7 +12,6 @@ from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe
-from bertworks.datasets.schema import TaskType
 from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
@@ -21,7 +20,7 @@ from bertworks.reports.svg import Point, Series, Show
 from bertworks.runs.baselines import FINETUNED, format_baselines
 from bertworks.runs.dataset_report import DatasetReport
 from bertworks.runs.run_folder import describe, named_measures, read_metrics, versions
-from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, Mistake, counted, format_metrics, titled_metrics
+from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, TASKS, Mistake, counted, format_metrics, titled_metrics
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -56,10 +55,6 @@ SPEED_CHARTS: list[Chart] = [
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_CHARACTERS = 500  # of a text
-PARTS: Mapping[TaskType, str] = {  # of which figures are given
-    "classification": "label", "multilabel": "label", "tagging": "kind of entity", "spans": "kind of entity",
-    "qa": "kind of question",
-}  # fmt: skip
 
 
 def write_report(folder: Path) -> Path:
@@ -199,7 +194,7 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
             table += f'<p class="quiet">{note}</p>'
         yield svg.section("Confusion matrix", table)
     if parts := result["table"]:
-        part = PARTS[result["task"]]
+        part = TASKS[result["task"]]["part"]
         shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
         columns: list[Column] = [("name", part, str), *shares, ("support", "support", "{:,.0f}".format)]
         yield svg.figures(f"By {part}", columns, [{"name": name, **row} for name, row in parts.items()])
@@ -239,39 +234,12 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
 
 
-def note_choice(folder: Path, sentence: str) -> None:
-    """Writes how a model was chosen into its card and its page, before its figures."""
-    for name, mark, note in (
-        ("README.md", "## Quality\n", f"## Quality\n\n{sentence}\n"),
-        ("report.html", '<p class="summary">', f'<p class="summary">{escape(sentence)}</p>\n<p class="summary">'),
-    ):
-        if (path := folder / name).exists():
-            write_text(path, path.read_text(encoding="utf-8").replace(mark, note, 1))
-
-
 MAX_LABELS = 50  # of a table
 NOT_EVALUATED: Mapping[str, Any] = MappingProxyType({})  # the result before the final evaluation
-_PIPELINES: Mapping[TaskType, str] = {
-    "classification": "text-classification", "multilabel": "text-classification", "regression": "text-classification",
-    "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
-    "choice": "multiple-choice",
-}  # fmt: skip
-_METRICS = {  # of the hub, if it has another name
-    "macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match",
-}  # fmt: skip
-_OPTIONS: Mapping[TaskType, str] = {  # of a pipeline in transformers
-    "multilabel": ", top_k=None",
-    "regression": ', function_to_apply="none"',
-    "tagging": ', aggregation_strategy="first"',
-    "spans": ', aggregation_strategy="simple"',
-}
 _LIMITS = """
 The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
 part of that text, even if the text has nothing to do with the task.
 """
-_CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
-
-
 _SELECTED = "These rows also selected the checkpoint: expect slightly lower figures on other texts.\n"
 
 
@@ -310,8 +278,9 @@ It reads {columns} and at most {d.max_length} tokens at once; longer texts are {
 
 def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
-    metrics = dict.fromkeys(_METRICS.get(name, name) for name in figures if name in {*NAMES, *SHARES})
-    fields = {"library_name": "bertworks" if d.is_own else "transformers", "pipeline_tag": _PIPELINES[d.task]}
+    names = TASKS[d.task].get("hub", {})  # of metrics, where they are others
+    metrics = dict.fromkeys(names.get(name, name) for name in figures if name in {*NAMES, *SHARES})
+    fields = {"library_name": "bertworks" if d.is_own else "transformers", "pipeline_tag": TASKS[d.task]["pipeline"]}
     fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
     fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
     return fields | {"tags": f"[bert, bertworks, {d.task}]"}
@@ -351,16 +320,5 @@ def _usage(d: TaskConfig) -> str:
     command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
     if d.is_own:
         return f"{command}\ntransformers has no such network, and refuses this folder."
-    if d.task in _CLASSES:
-        name = _CLASSES[d.task]
-        code = (
-            f"from transformers import {name}, AutoTokenizer\n\n"
-            f'model = {name}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
-        )
-    else:
-        kind, example = _PIPELINES[d.task], '"Some words."'
-        if kind == "text-classification":
-            example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
-        ask = f'ask = pipeline("{kind}", model="."{_OPTIONS.get(d.task, "")})\nask({example})'
-        code = f"from transformers import pipeline\n\n{ask}"
-    return f"{command}\n{render_code('python', code)}"
+    texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
+    return f"{command}\n{render_code('python', TASKS[d.task]['usage'].replace('TEXTS', texts))}"

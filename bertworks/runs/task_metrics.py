@@ -2,14 +2,17 @@
 
 - items with labels and predictions -> metrics, as numbers and in words; metrics of parts; the confusion matrix
 - every mistake, the worst first, and the most frequent kinds
+- `TASKS`, `METRICS`, `NAMES`: what is known of each task and metric, from tasks.toml
 """
 
 import json
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import eq
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -24,16 +27,10 @@ from bertworks.inference.decoding import Answer
 from bertworks.metrics import classification, intervals, squad
 from bertworks.metrics.classification import Span, paired, tag_spans
 
-METRICS: Mapping[TaskType, tuple[str, ...]] = {  # of each task; the first one selects the best checkpoint
-    "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"), "regression": ("spearman", "pearson"),
-    "multilabel": ("micro_f1", "macro_f1", "accuracy"), "tagging": ("f1", "precision", "recall", "accuracy"),
-    "spans": ("f1", "precision", "recall"), "qa": ("f1", "exact"), "choice": ("accuracy",),
-}  # fmt: skip
-NAMES = {
-    "accuracy": "accuracy", "macro_f1": "macro F1", "micro_f1": "micro F1",
-    "matthews_correlation": "Matthews correlation", "pearson": "Pearson", "spearman": "Spearman",
-    "exact": "exact match", "f1": "F1",
-}  # fmt: skip
+_CONTENT = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
+TASKS: Mapping[TaskType, Mapping[str, Any]] = _CONTENT["tasks"]
+METRICS = {task: tuple[str, ...](facts["metrics"]) for task, facts in TASKS.items()}
+NAMES: Mapping[str, str] = _CONTENT["names"]
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")  # shown in per cent
 
 
@@ -113,25 +110,32 @@ def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answ
 def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
     """The official metrics as fractions. If some questions have no answer, also `best_f1` and its `threshold`: the
     lead in logits from which "no answer" is predicted."""
-    # Numbered in order: not all files have ids.
-    golds = [tuple(text for _, text in item.label or ()) for item in items]
-    questions = [squad.SquadQuestion(str(place), texts) for place, texts in enumerate(golds)]
-    version, unit = _answer_rules(items)
-    # The best threshold is computed from the best answer, whatever the present threshold.
-    given = {str(place): answer["answer"] for place, answer in enumerate(answers)}
-    figures = squad.evaluate_answers(questions, given, version=version, unit=unit)
-    metrics = {"exact": figures["exact"] / 100, "f1": figures["f1"] / 100}
-    if version == "2.0":
-        best = {str(place): (a["n_best"] or [{"text": ""}])[0]["text"] for place, a in enumerate(answers)}
-        margins = {str(place): a["no_answer_margin"] for place, a in enumerate(answers)}
-        found = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
-        metrics |= {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
-    return metrics
+    scores = _answer_scores(items, answers)
+    exact, f1 = np.mean(scores, axis=0).tolist()
+    if all(item.label for item in items):
+        return {"exact": exact, "f1": f1}
+    # Numbered in order: not all files have ids. The threshold is that of the best answers, whatever the present one.
+    questions = [squad.SquadQuestion(str(n), tuple(golds)) for n, golds in enumerate(map(_golds, items))]
+    best = {str(n): (answer["n_best"] or [{"text": ""}])[0]["text"] for n, answer in enumerate(answers)}
+    margins = {str(n): answer["no_answer_margin"] for n, answer in enumerate(answers)}
+    unit = _f1_unit(items)
+    found = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
+    return {"exact": exact, "f1": f1, "best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
 
 
-def _answer_rules(items: Sequence[Item]) -> tuple[squad.SquadVersion, squad.F1Unit]:
-    """The version of the official script, 2.0 if a question has no answer, and the unit of F1."""
-    return "1.1" if all(item.label for item in items) else "2.0", squad.f1_unit_of([item.texts[1] for item in items])
+def _golds(item: Item) -> list[str]:
+    return [text for _, text in item.label or ()]
+
+
+def _f1_unit(items: Sequence[Item]) -> squad.F1Unit:
+    return squad.f1_unit_of(item.texts[1] for item in items)
+
+
+def _answer_scores(items: Sequence[Item], answers: Sequence[Answer]) -> list[squad.SquadScore]:
+    """Of each answer, by the official script: that of version 2.0 if a question has no answer."""
+    version: squad.SquadVersion = "1.1" if all(item.label for item in items) else "2.0"
+    pairs, unit = zip(items, answers, strict=True), _f1_unit(items)
+    return [squad.score_answer(_golds(item), a["answer"], version=version, unit=unit) for item, a in pairs]
 
 
 def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> intervals.RowSums:
@@ -148,10 +152,7 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], me
         x, y = (rankdata(numbers, axis=0) if metric == "spearman" else numbers).T
         return intervals.correlation_sums(x, y)
     if d.task == "qa":
-        version, unit = _answer_rules(items)
-        golds = [[text for _, text in item.label or ()] for item in items]
-        scored = [squad.score_answer(gold, a["answer"], version=version, unit=unit) for gold, a in zip(golds, answers)]
-        return intervals.mean_sums([getattr(score, metric) for score in scored])
+        return intervals.mean_sums([getattr(score, metric) for score in _answer_scores(items, answers)])
     pairs = span_pairs(d, items, answers)
     if metric == "accuracy" and d.task == "tagging":
         right, words = zip(*((sum(map(eq, i.label, a["tags"])), len(i.label)) for i, a in zip(items, answers)))
@@ -166,10 +167,8 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], me
                 row[number, names.index(kind)] += 1
     if metric == "f1" and d.task == "classification":
         counts = counts[:, :, [n for n, name in enumerate(names) if name == d.labels[1]]]
-    width = counts.shape[2]
-    return intervals.RowSums(
-        counts.reshape(len(pairs), -1), lambda sums: intervals.COUNT_METRICS[metric](sums.reshape(len(sums), 3, width))
-    )
+    score, shape = intervals.COUNT_METRICS[metric], counts.shape[1:]
+    return intervals.RowSums(counts.reshape(len(pairs), -1), lambda sums: score(sums.reshape(len(sums), *shape)))
 
 
 def interval_of(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> intervals.Interval:
@@ -203,10 +202,8 @@ def intervals_of(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
 def groups_of(d: TaskConfig, items: Sequence[Item]) -> Sequence[Hashable]:
     """Of each row what it belongs to: the context of a question, the document, or itself. FEWEST_GROUPS or more groups,
     else each row is its own."""
-    is_qa = d.task == "qa"
-    return intervals.groups_or_rows(
-        [item.texts[1] if is_qa else item.document or row for row, item in enumerate(items)]
-    )
+    names = [item.texts[1] if d.task == "qa" else item.document or row for row, item in enumerate(items)]
+    return intervals.groups_or_rows(names)
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
@@ -294,7 +291,7 @@ def mistakes(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
         "classification": _labels, "multilabel": _label_sets, "regression": _numbers, "tagging": _entities,
         "spans": _entities, "qa": _answers, "choice": _labels,
     }[d.task]  # fmt: skip
-    unit = squad.f1_unit_of([item.texts[1] for item in items]) if d.task == "qa" else "word"
+    unit = _f1_unit(items) if d.task == "qa" else "word"
     found = [one for item, answer in zip(items, answers, strict=True) for one in find(d, item, answer, unit)]
     return sorted(found, key=lambda one: -one.badness)
 
@@ -415,14 +412,13 @@ def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> 
 
 def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """Questions with and without answer; contexts that are read in one window and in several."""
-    version, unit = _answer_rules([features.item for features in dev])
+    items = [features.item for features in dev]
+    has_unanswerable = not all(item.label for item in items)
     parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
-    for features, answer in zip(dev, answers, strict=True):
-        golds = [text for _, text in features.item.label]
-        score = squad.score_answer(golds, answer["answer"], version=version, unit=unit)
+    for features, score in zip(dev, _answer_scores(items, answers), strict=True):
         parts["context in one piece" if len(features.unit) == 1 else "context in several pieces"].append(score)
-        if version == "2.0":
-            parts["with an answer" if golds else "without an answer"].append(score)
+        if has_unanswerable:
+            parts["with an answer" if features.item.label else "without an answer"].append(score)
     table = {}
     for kind, scores in sorted(parts.items()):
         exact, f1 = (sum(figures) / len(scores) for figures in zip(*scores, strict=True))

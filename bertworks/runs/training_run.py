@@ -68,9 +68,8 @@ class TrainingRun:
         self.step, self._evaluation_seconds, self._save_seconds = 0, 0.0, 0.0  # of the last ones
         self.schedule = job.schedule if isinstance(job, PretrainJob) else None
         memory = MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS
-        self._pace = Pace(
-            memory, (memory, memory) if self.schedule else (0.0, 0.0)
-        )  # a plan expects the measured speed
+        # A plan expects the speed that was measured.
+        self._pace = Pace(memory, (memory, memory) if self.schedule else (0.0, 0.0))
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,

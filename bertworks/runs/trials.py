@@ -3,9 +3,10 @@
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +15,11 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, as_path, names_of
 from bertworks.events import Event
-from bertworks.io.atomic_write import refuse_nested, replacing, write_json
-from bertworks.metrics.classification import confidence_interval
-from bertworks.metrics.intervals import SAMPLES, Array, Interval, interval_of_mean
+from bertworks.io.atomic_write import refuse_nested, replacing, write_json, write_text
+from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.finetune import finetune_events
 from bertworks.runs.finetune_job import FinetuneRequest
-from bertworks.runs.report import note_choice, write_trials_report
+from bertworks.runs.report import write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
 from bertworks.runs.task_metrics import NAMES, bounded, format_score
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
@@ -94,11 +94,9 @@ def run_trials(
             if event.kind != "done":
                 yield event
         numbers = {"seed": trial.request.seed, "fold": trial.request.fold}
-        results = {name: event.fields[name] for name in ("metric", "score", "figures", "seconds")}
-        results["rows"] = event.fields.get("rows", 0)  # of dev; folders of earlier versions do not say
-        results["baselines"] = event.fields.get("baselines")
+        results = {name: event.fields[name] for name in ("metric", "score", "figures", "seconds", "rows", "baselines")}
         done.append({"folder": trial.folder, "setting": trial.setting, **numbers, **results})
-        samples.append(_samples(folder, done[-1]))
+        samples.append(np.array(read_json(folder / "result.json")["resamples"]))
         settings = summary(done, samples)
         write_json(output / "trials.json", {"trials": done, "settings": settings})
     best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
@@ -110,16 +108,11 @@ def run_trials(
     shown = format_score(best["metric"], best["score"])
     choice = f"the best of {len(done)} trainings, chosen by its {shown} on dev: expect the mean on new texts"
     text = f"{table(best['metric'], settings)}\n{output}: {choice} ({best['folder']})"
-    if compared := [result for result in done if result["baselines"]]:
-        text += f"\nsee {write_trials_report(output, compared, text)}"
-    note_choice(output, f"This model is {choice}. The mean: {table(best['metric'], settings).partition(';')[0]}")
+    text += f"\nsee {write_trials_report(output, done, text)}"
+    mean = table(best["metric"], settings).partition(";")[0]
+    card, note = output / "README.md", f"This model is {choice}. The mean: {mean}"
+    write_text(card, card.read_text(encoding="utf-8").replace("## Quality\n", f"## Quality\n\n{note}\n", 1))
     yield Event("done", text, {"folder": str(output), "trials": done, "settings": settings, "best": best})
-
-
-def _samples(folder: Path, trial: Mapping[str, Any]) -> Array:
-    """The score of a trial on resamples of its dev rows; the score alone for folders of earlier versions."""
-    stored = read_json(path) if (path := folder / "result.json").exists() else {}
-    return np.array(stored.get("resamples") or [trial["score"]] * SAMPLES)
 
 
 def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[dict[str, Any]]:
@@ -134,9 +127,9 @@ def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[di
     for name, numbers in settings.items():
         trials, scores = [done[n] for n in numbers], [done[n]["score"] for n in numbers]
         interval = interval_of_trials(trials, [samples[n] for n in numbers])
-        found = asdict(confidence_interval(scores))
-        del found["margin"]  # of the seeds alone
-        rows.append({"setting": name, "scores": scores, **found, "interval": interval})
+        deviation = stdev(scores) if len(scores) > 1 else None
+        found = {"count": len(scores), "mean": fmean(scores), "deviation": deviation, "interval": interval}
+        rows.append({"setting": name, "scores": scores, **found})
     return rows
 
 

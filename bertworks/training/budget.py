@@ -1,17 +1,19 @@
 """A budget of time -> a recipe: size, vocabulary, batch, phases and steps, from the measured speed of the machine.
 
 - `time_step`: the time of a training step
-- `SIZE_PRESETS`: what suits which amount of arithmetic, from the experiments in docs/experiments
+- `SIZE_PRESETS`: what suits which amount of arithmetic, from sizes.toml
 - `Schedule`: the steps of a run, planned again where the speed changes; `Pace`: the recent speed
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -62,19 +64,13 @@ class SizePreset(NamedTuple):
     size: str
     vocab_size: int
     tokens: int  # of a step
-    lengths: tuple[int, ...]  # of the sequences, phase after phase
+    lengths: Sequence[int]  # of the sequences, phase after phase
     learning_rate: float
     initializer_range: float
 
 
-SIZE_PRESETS = (
-    SizePreset(0, "tiny", 8000, 2048, (64, 128, 512), 2e-3, 0.06),
-    SizePreset(6e14, "mini", 8000, 2048, (64, 128, 512), 1e-3, 0.04),
-    SizePreset(2e15, "small", 16000, 8192, (128, 512), 7e-4, 0.02),
-    SizePreset(2e17, "medium", 30000, 32768, (128, 512), 6e-4, 0.02),
-    SizePreset(1e18, "base", 30000, 32768, (128, 512), 4e-4, 0.02),
-    SizePreset(1e20, "large", 30000, 65536, (128, 512), 3e-4, 0.02),
-)
+_SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
+SIZE_PRESETS = [SizePreset(**preset) for preset in _SIZES["presets"]]
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
 # Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
@@ -273,18 +269,20 @@ class Measurement:
 
 
 def measure_steps(
-    recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0,
+    recipe: Recipe, device: torch.device, seconds: float = 6.0,
     make_batches: Callable[[Recipe], Callable[[int], Sequence[Batch]]] | None = None,
 ) -> Measurement:  # fmt: skip
     """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer sequences per micro-batch
     than the recipe's. Memory is computed from the tensors that one and two sequences keep for the backward pass.
 
     Args:
+        recipe: with a precision, not "auto".
         make_batches: a recipe -> the batches of its steps; None: one random batch of sequences of equal length, which
             takes a half to two thirds of the time of real ones.
     """
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
+    precision = cast(Precision, train_config.precision)
     model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
     model.to(device)
     patience = seconds / len(train_config.phases)

@@ -235,10 +235,11 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
 
 
 class HeapTrimmer:
-    """Watches the memory of a process that keeps freed memory. Batches differ in size, so kept memory is fragmented
+    """Makes the process keep freed memory, and watches how much. Batches differ in size, so kept memory is fragmented
     and grows to several times what is needed: after a growth by GROWTH it is returned to the system."""
 
     def __init__(self, device: torch.device | str = "cpu"):
+        disable_heap_trim()
         self.device = device
         self.baseline = 0  # bytes at the first look after memory was returned; 0: not known yet
 
