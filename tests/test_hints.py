@@ -85,6 +85,8 @@ NOT_TYPED = {  # why a template is not tested here
     "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
+    **dict.fromkeys(("--budget {}m{}", " or --method frozen"), "test_methods: a budget too short for an epoch"),
+    "give --budget or --epochs, not both": "test_methods: a budget and epochs contradict",
     **dict.fromkeys(("--method frozen", "--method cosine", "another --model"), "test_baselines: what can help"),
     "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt":
         "test_first_hour: examples in the help",

@@ -24,6 +24,7 @@ from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.validation import choose_method
 from bertworks.training.linear_head import SEQUENCE_DEVIATION, fit_linear_head
+from bertworks.training.recipe import load_finetune_recipe
 from bertworks.training.task_heads import Classification, MultiLabel, Regression
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
@@ -212,3 +213,97 @@ def test_rows_of_one_group_are_trained_beside_a_dev_file(model: Path, tmp_path: 
     assert not any(event.text.startswith("method: ") for event in events)
     with pytest.raises(BertworksError, match="too few to train and to evaluate"):
         run(tmp_path / "one.csv", tmp_path / "alone", model, **request)
+
+
+@pytest.mark.parametrize(("gain", "method"), [(0.1, "full"), (0.6, "frozen")])
+def test_another_method_must_be_clearly_better(gain: float, method: str, model: Path, tmp_path: Path) -> None:
+    """Few rows must not choose by chance; the note gives the scores and the reason."""
+    job = FinetuneJob(make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=model), torch.device("cpu"))
+    gold = [job.description.labels.index(one.item.label) for part in job.data.parts[:EVALUATED] for one in
+            (job.train[n] for n in part)]  # fmt: skip
+    right = {"full": 0.4, "frozen": 0.4 + gain}
+
+    def validate(one: FinetuneJob, folder: Path) -> Any:
+        yield from ()
+        chance = np.random.default_rng(len(one.method)).random(len(gold))
+        return [
+            np.eye(2, dtype=np.float32)[[label if x < right[one.method] else 1 - label]]
+            for label, x in zip(gold, chance)
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertworks.runs.validation._validate", validate)
+        (note,) = [event for event in choose_method(job, tmp_path) if event.text.startswith("method: ")]
+    assert note.fields["method"] == method
+    assert note.fields["methods"]["frozen"] > note.fields["methods"]["full"]
+    assert ("must be clearly better than full" in note.text) == (method == "full")
+
+
+def test_trainings_from_a_fitted_head_are_shorter_and_gentler(model: Path, tmp_path: Path) -> None:
+    """Unless the request names other settings; the recipe of a resumed run is taken as it is."""
+    data, cpu = write_pairs(tmp_path / "pairs.tsv"), torch.device("cpu")
+    job = FinetuneJob(make_finetune_request(data, model=model), cpu)
+    cosine = job.variant("cosine")
+    assert (job.recipe.epochs, cosine.recipe.epochs) == (31, 10)
+    assert cosine.recipe.optimizer.learning_rate == pytest.approx(0.3 * job.recipe.optimizer.learning_rate)
+    direct = FinetuneJob(make_finetune_request(data, model=model, method="cosine"), cpu)
+    assert direct.recipe == cosine.recipe
+    assert FinetuneJob(direct.request, cpu, direct.recipe).recipe == direct.recipe
+    assert FinetuneJob(job.request, cpu, job.recipe).variant("cosine").recipe == cosine.recipe
+    named = FinetuneJob(make_finetune_request(data, model=model, epochs=30, learning_rate=1e-3), cpu).variant("cosine")
+    assert (named.recipe.epochs, named.recipe.optimizer.learning_rate) == (30, 1e-3)
+
+
+def test_a_new_classifier_starts_with_weights_of_the_deviation_of_the_recipe(model: Path, tmp_path: Path) -> None:
+    """Of texts, not of numbers, and not in the recipe of the paper."""
+    reviews, pairs, cpu = write_reviews(tmp_path / "a.csv"), write_pairs(tmp_path / "b.tsv"), torch.device("cpu")
+    stds = []
+    for data, recipe in ((reviews, "paper"), (reviews, "stable"), (pairs, "paper"), (pairs, "stable")):
+        job = FinetuneJob(make_finetune_request(data, model=model, recipe=recipe, method="full"), cpu)
+        stds.append(job.begin()[0].get_parameter("classifier.weight").std().item())
+    ratio = 6 / 32**0.5 / job.model.config.initializer_range
+    assert stds[1] / stds[0] == pytest.approx(ratio, rel=1e-5)
+    assert stds[2] == stds[3]
+
+
+def test_a_budget_limits_the_epochs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the recipe, if there is time for them; a resumed run keeps its epochs."""
+    data, request = write_reviews(tmp_path / "reviews.csv"), {"model": model, "method": "full", "validation": "split"}
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 10.0 * job.recipe.epochs)
+
+    def epochs(output: str) -> int:
+        asked = make_finetune_request(data, budget="1m", **request)
+        *_, done = finetune_events(tmp_path / output, asked, device="cpu")
+        assert done.kind == "done"
+        return load_finetune_recipe(str(tmp_path / output / "recipe.toml")).epochs
+
+    fitted = epochs("a")
+    assert fitted in (3, 4, 5)
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 99.0 * job.recipe.epochs)
+    assert epochs("a") == fitted
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 0.01 * job.recipe.epochs)
+    plenty = make_finetune_request(data, budget="1m", epochs=None, **request)
+    planned = next(e for e in finetune_events(tmp_path / "b", plenty, device="cpu") if e.kind == "plan")
+    default = FinetuneJob(make_finetune_request(data, **request), torch.device("cpu")).recipe.epochs
+    assert planned.fields["recipe"]["epochs"] == default > fitted
+
+
+def test_a_budget_too_short_for_an_epoch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_reviews(tmp_path / "reviews.csv")
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 100.0 * job.recipe.epochs)
+    request = make_finetune_request(data, model=model, method="full", validation="split", budget="1m")
+    with pytest.raises(UsageError, match="a budget of 60 s is too short") as caught:
+        list(finetune_events(tmp_path / "out", request, device="cpu"))
+    assert caught.value.hint == "--budget 3m or --method frozen"
+    assert not (tmp_path / "out").exists()
+    longer = make_finetune_request(data, model=model, method="full", validation="split", budget="3m")
+    assert any(event.kind == "plan" for event in finetune_events(tmp_path / "longer", longer, device="cpu"))
+    frozen = make_finetune_request(data, model=model, method="frozen", budget="1m")
+    *_, done = finetune_events(tmp_path / "frozen", frozen, device="cpu")
+    assert done.fields["method"] == "frozen"
+
+
+def test_a_budget_and_epochs_contradict() -> None:
+    for options in ({"epochs": 3}, {"overrides": ["epochs=3"]}):
+        with pytest.raises(UsageError, match="a budget decides the number of epochs"):
+            make_finetune_request("reviews.csv", budget="5m", **options)

@@ -187,6 +187,7 @@ def finetune(
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
     training: console.Trainings = console.Training(),
+    budget: str | None = None,
     recipe: str = "stable",
     settings: console.Settings = None,
     metric: str | None = None,
@@ -209,10 +210,11 @@ def finetune(
         data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder
             with a train and a dev file.
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs
-            by the cosine of their vectors, and train from there. auto: with few rows the best of them on rows that it
-            did not see; else full.
+            by the cosine of their vectors, and train from there. auto: with few rows cosine for pairs, full for other
+            data, unless another one is clearly better on rows that it did not see; else full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
             cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
+        budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
         recipe: stable, paper, feature_based (an LSTM on a frozen BERT), or a .toml file.
         metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
@@ -229,7 +231,7 @@ def finetune(
     request = bw.make_finetune_request(
         data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
         new_head=reset_head, precision=None if precision == "auto" else precision, method=method,
-        validation=validation, **vars(training), **vars(meaning),
+        validation=validation, budget=budget, **vars(training), **vars(meaning),
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:

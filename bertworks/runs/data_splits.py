@@ -227,11 +227,11 @@ def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
 
 
 def methods_of(schema: Schema) -> tuple[Method, ...]:
-    """The methods that are possible for a task."""
+    """The methods that are possible for a task, the one first that is used unless another is clearly better."""
     if schema.task in ("qa", "choice"):
         return ("full",)
     compares = len(schema.text) == 2 and (schema.task == "regression" or len(schema.labels) == 2)
-    return ("full", "frozen", "cosine") if compares and schema.task != "multilabel" else ("full", "frozen")
+    return ("cosine", "full", "frozen") if compares and schema.task != "multilabel" else ("full", "frozen")
 
 
 def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> SentenceVectors:

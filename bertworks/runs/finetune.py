@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import shutil
 import time
 import weakref
@@ -33,8 +34,9 @@ from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
 from bertworks.runs.baselines import FINETUNED, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
-from bertworks.runs.data_splits import EVALUATED, PARTS, LabelledData, Method, Validation
+from bertworks.runs.data_splits import EVALUATED, PARTS, LabelledData, Method, Validation, methods_of
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
+from bertworks.runs.pretrain import seconds_of
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
@@ -43,6 +45,7 @@ from bertworks.runs.validation import FOLDER, choose_method, compared_methods, t
 from bertworks.training.device import choose_device, disable_heap_trim
 from bertworks.training.recipe import load_finetune_recipe
 
+BUDGET_RESERVE = 0.15  # of a budget, for simple methods, evaluations, saving and a machine that gets slower
 WORST = 25  # mistakes on the page; errors.csv has all
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 # Arguments of `finetune`, and the fields of the recipe
@@ -66,6 +69,7 @@ def finetune_events(
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
+    begin = time.perf_counter()
     output, device_, content = as_path(output, "output folder"), choose_device(device), request.content()
     with training_processes(device_) as processes:
         refuse_nested(output, request.paths)
@@ -80,6 +84,8 @@ def finetune_events(
                 validation: Validation = "split" if request.validation == "auto" else request.validation
                 request = replace(request, method=method, validation=validation)
             job = FinetuneJob(request, device_, recipe, data)
+            if request.budget and recipe is None:
+                job = _fit_budget(job, seconds_of(request.budget), begin, processes.count)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
@@ -89,6 +95,26 @@ def finetune_events(
             processes.meet()
         done = read_json(output / FINISHED)
         yield Event("done", done["text"], done["fields"])
+
+
+def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> FinetuneJob:
+    """The job with as many epochs of its recipe as fit into a budget in seconds, which began at `begin`.
+
+    Raises:
+        UsageError: it is too short for a single epoch.
+    """
+    recipe = job.recipe
+    seconds = forecast(job, job.device, processes) * trainings(job) / recipe.epochs  # of an epoch
+    left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
+    if seconds > left:
+        needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
+        frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
+        what = f"a budget of {duration(budget)} is too short: an epoch takes about {duration(seconds)} on this machine"
+        raise UsageError(what, hint=f"--budget {needed}m{frozen}")
+    if seconds * recipe.epochs <= left:  # 0 seconds: a linear head
+        return job
+    recipe = replace(recipe, epochs=int(left / seconds))
+    return FinetuneJob(job.request, job.device, recipe, job.data, job.source)
 
 
 def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
@@ -137,7 +163,10 @@ def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tup
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
     """
-    d, answers, reliability = fit_outputs(job.description, job.dev, job.dev_logits(folder, device))
+    logits = job.dev_logits(folder, device)
+    d, answers, reliability = fit_outputs(job.description, job.dev, job.own or logits)
+    if job.own is not None:  # the score is that of methods that other rows chose
+        answers = fit_outputs(job.description, job.dev, logits)[1]
     d.save(folder)
     items = [features.item for features in job.dev]
     results, wrong = task_metrics.task_results(d, job.dev, answers)
@@ -291,6 +320,10 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     """
     words = names_of(options.get("overrides"))
     add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
+    if budget := options.get("budget"):
+        seconds_of(budget)
+        if options.get("epochs") or any(word.startswith("epochs=") for word in words):
+            raise UsageError("a budget decides the number of epochs", hint="give --budget or --epochs, not both")
     words = add_overrides(words, {field: options.pop(name, None) for name, field in _SETTINGS.items()})
     model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
@@ -317,8 +350,8 @@ def finetune(
     task: TaskType | None = None, text: str | Iterable[str] = (), label: str | Iterable[str] = (),
     group: str | None = None, metric: str | None = None, recipe: str | Path = "stable",
     overrides: str | Iterable[str] = (), seed: int | None = None, new_head: bool = False,
-    precision: str | None = None, read: ReadOptions = ReadOptions(), device: str = "auto", overwrite: bool = False,
-    progress: bool | None = None,
+    precision: str | None = None, budget: str | None = None, read: ReadOptions = ReadOptions(), device: str = "auto",
+    overwrite: bool = False, progress: bool | None = None,
 ) -> Predictor:  # fmt: skip
     """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes. `finetune_events` gives
     all events.
@@ -338,6 +371,7 @@ def finetune(
         recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings of it.
         seed, precision: None: those of the recipe.
         new_head: whether the head of a fine-tuned model is replaced by a new one.
+        budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer.
         read: how files are read.
         progress: whether one line shows the progress; None: in notebooks.
 

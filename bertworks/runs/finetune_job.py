@@ -1,6 +1,7 @@
 """The request of a fine-tuning: what it trains, how it is evaluated during the training, and how long it takes."""
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -39,8 +40,14 @@ from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
 from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.objectives import TrainableModel
-from bertworks.training.recipe import FinetuneRecipe, default_max_length, load_finetune_recipe, resolve_recipe
-from bertworks.training.task_heads import TaskModel, frozen_features_size
+from bertworks.training.recipe import (
+    FinetuneRecipe,
+    default_max_length,
+    load_finetune_recipe,
+    resolve_fitted,
+    resolve_recipe,
+)
+from bertworks.training.task_heads import Classification, MultiLabel, TaskModel, frozen_features_size
 
 
 class VocabSubset:
@@ -107,9 +114,11 @@ class FinetuneRequest:
     new_head: whether the head of a fine-tuned model is replaced by a new one.
     fold: the part of the data, of `folds`, that is the dev data.
     method: "full": the whole network is trained. "frozen": a linear head on the vectors of the frozen encoder.
-        "cosine": pairs are compared by the cosine of their vectors, and the network is trained from there. "auto": the
-        best of them in a cross-validation of few rows; else "full".
+        "cosine": pairs are compared by the cosine of their vectors, and the network is trained from there. "auto": with
+        few rows "cosine" for pairs (two labels or a number), "full" for other data, unless another one is clearly
+        better in a cross-validation; else "full".
     validation: what is evaluated without a dev file, see `data_splits.read_data`.
+    budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer; None: no limit.
     """
 
     data: str | StoredRows
@@ -130,6 +139,7 @@ class FinetuneRequest:
     folds: int = 0
     method: Method = "auto"
     validation: Validation = "auto"
+    budget: str | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -182,7 +192,7 @@ class FinetuneJob:
         recipe: the resolved recipe of a run that is resumed; None: that of the request.
         data, source: its data and its model, if they are read already.
         """
-        recipe = recipe or _recipe_of(request, device)
+        given = recipe = recipe or _recipe_of(request, device)
         folder = source[0] if source else ModelFolder(resolve_model(request.model))
         self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
         self.source = folder, self.model
@@ -205,7 +215,8 @@ class FinetuneJob:
         if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
             check_same_task(self.head, d, request.model)
-        self.recipe = recipe = resolve_recipe(recipe, len(self.groups), c)
+        recipe = resolve_recipe(recipe, len(self.groups), c)
+        self.recipe = recipe = resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
         self.precision = cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
@@ -220,7 +231,9 @@ class FinetuneJob:
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
-        self.validated: list[Logits] | None = None  # those of a cross-validation
+        # Those of a cross-validation: by the methods that other rows chose, and by the method of this job.
+        self.validated: list[Logits] | None = None
+        self.own: list[Logits] | None = None
 
     @cached_property
     def data_report(self) -> DatasetReport:
@@ -251,6 +264,8 @@ class FinetuneJob:
             order = torch.tensor([head.labels.index(label) for label in self.description.labels])
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
         missing, _ = network.load_state_dict(state, strict=False)
+        if self.recipe.head_deviation and head is None and self.description.vectors == "pooler":
+            _widen_head(network, self.recipe.head_deviation)
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:
@@ -270,7 +285,10 @@ class FinetuneJob:
             return job
         if method == self.method:
             return self
-        return FinetuneJob(replace(self.request, method=method), self.device, self.recipe, self.data, self.source)
+        recipe = self.recipe
+        if method == "cosine":
+            recipe = resolve_fitted(recipe, _recipe_of(self.request, self.device))
+        return FinetuneJob(replace(self.request, method=method), self.device, recipe, self.data, self.source)
 
     def fold(self, number: int) -> "FinetuneJob":
         """The job of a fold: without the rows of a part, which are its dev data."""
@@ -372,6 +390,13 @@ class FinetuneJob:
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)
         return self._saved
+
+
+def _widen_head(network: TaskModel, deviation: float) -> None:
+    """Multiplies the random weights of a classifier of sequences: see `FinetuneRecipe.head_deviation`."""
+    if network.task.pooled and isinstance(network.task, Classification | MultiLabel):
+        weight = cast(nn.Linear, network.get_submodule(network.task.head)).weight
+        weight.data *= deviation / (network.encoder.config.initializer_range * math.sqrt(weight.shape[1]))
 
 
 def _set_head(network: TaskModel, head: LinearHead) -> None:

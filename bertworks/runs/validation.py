@@ -1,14 +1,16 @@
 """Cross-validation of few rows: predictions by models that did not see them, and the choice of a method.
 
 Each of the first EVALUATED parts of the rows is predicted by a model of the other parts. The final model is trained on
-all rows, with the method that is best on these predictions. The score that is reported chose nothing: what is predicted
-for a part comes from the method that is best on the other parts.
+all rows, with the method that is chosen by these predictions: the first one of `methods_of`, unless another one is
+clearly better. The score that is reported chose nothing: what is predicted for a part comes from the method that the
+other parts choose.
 """
 
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +20,14 @@ from bertworks.events import Event
 from bertworks.inference.decoding import Decoder, Logits
 from bertworks.io.atomic_write import write_text
 from bertworks.io.binary_files import is_sealed, sealing
+from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.task_metrics import row_sums
+from bertworks.runs.task_metrics import groups_of, row_sums
 from bertworks.runs.training_run import TrainingRun
 
 FOLDER, _KEY = "folds", "logits"  # a folder of a run, until it is finished; what its sealed files hold
+CLEARLY = 2.0  # standard errors of a difference: few rows must not choose by chance (docs/experiments, 2026-11-26)
 
 
 def compared_methods(job: FinetuneJob) -> tuple[Method, ...]:
@@ -34,10 +38,11 @@ def compared_methods(job: FinetuneJob) -> tuple[Method, ...]:
 
 
 def trainings(job: FinetuneJob) -> float:
-    """The time of the whole job in trainings of the network on all rows."""
-    methods = [method for method in compared_methods(job) if method != "frozen"]
-    validates = job.data.is_validated or len(compared_methods(job)) > 1
-    return len(methods[:1]) + len(methods) * validates * EVALUATED * (PARTS - 1) / PARTS
+    """The time of the whole job, if it ends with the method that takes longest, in trainings of this job."""
+    methods = compared_methods(job)
+    parts = [job.variant(method).num_steps / job.num_steps for method in methods if method != "frozen"]
+    validates = job.data.is_validated or len(methods) > 1
+    return max(parts, default=0.0) + sum(parts) * validates * EVALUATED * (PARTS - 1) / PARTS
 
 
 def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, FinetuneJob]:
@@ -56,23 +61,40 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         logits[method] = yield from _validate(one, folder / FOLDER)
     sizes = [len(part) for part in job.data.parts[:EVALUATED]]
     scores = {method: _scores(one, logits[method], sizes) for method, one in jobs.items()}
-    totals = {method: float(parts.sum()) for method, parts in scores.items()}
-    best = max(methods, key=totals.__getitem__)
+    best = _choose(scores, range(len(sizes)))
     if len(methods) > 1:
-        shown = ", ".join(
-            f"{method} {job.describe({job.metric: total / len(sizes)})}" for method, total in totals.items()
-        )
-        figures = {"methods": {method: total / len(sizes) for method, total in totals.items()}, "method": best}
-        yield Event("note", f"method: {best}, the best of {len(methods)} on rows that it did not see: {shown}", figures)
+        means = {method: float(score.parts.mean()) for method, score in scores.items()}
+        shown = ", ".join(f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items())
+        text = f"method: {best}; on rows that the models did not see: {shown}"
+        if means[best] < max(means.values()):
+            text += f"; another method must be clearly better than {methods[0]}"
+        yield Event("note", text, {"methods": means, "method": best})
     chosen = jobs[best]
     if job.data.is_validated:
-        ends = np.cumsum([0, *sizes])
+        ends, every = np.cumsum([0, *sizes]), range(len(sizes))
+        chosen.own = logits[best]
         chosen.validated = [
             one
-            for part in range(len(sizes))
-            for one in logits[max(methods, key=lambda m: totals[m] - scores[m][part])][ends[part] : ends[part + 1]]
+            for part in every
+            for one in logits[_choose(scores, [n for n in every if n != part])][ends[part] : ends[part + 1]]
         ]
     return chosen
+
+
+class _Scores(NamedTuple):
+    """The metric of each part [parts], and of resamples of its rows [parts, samples], the same for all methods."""
+
+    parts: NDArray[np.float64]
+    samples: NDArray[np.float64]
+
+
+def _choose(scores: Mapping[Method, _Scores], parts: Sequence[int]) -> Method:
+    """The method with the best mean of some parts; the first one if that is not clearly better."""
+    first, rows = next(iter(scores)), list(parts)
+    best = max(scores, key=lambda method: scores[method].parts[rows].mean())
+    gain = (scores[best].parts - scores[first].parts)[rows].mean()
+    error = (scores[best].samples - scores[first].samples)[rows].mean(0).std()
+    return best if gain > CLEARLY * error else first
 
 
 def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[Logits]]:
@@ -99,10 +121,12 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[Log
     return found
 
 
-def _scores(job: FinetuneJob, logits: list[Logits], sizes: list[int]) -> NDArray[np.float64]:
-    """The metric of each part."""
+def _scores(job: FinetuneJob, logits: list[Logits], sizes: list[int]) -> _Scores:
     rows = [job.train[n] for part in job.data.parts[:EVALUATED] for n in part]
     answers = list(map(Decoder(job.description), rows, logits))
-    items, ends = [one.item for one in rows], np.cumsum([0, *sizes])
-    parts = [slice(*pair) for pair in pairwise(ends.tolist())]
-    return np.array([row_sums(job.description, items[part], answers[part], job.metric).value for part in parts])
+    items, ends, parts, samples = [one.item for one in rows], np.cumsum([0, *sizes]), [], []
+    for number, part in enumerate(slice(*pair) for pair in pairwise(ends.tolist())):
+        sums = row_sums(job.description, items[part], answers[part], job.metric)
+        parts.append(sums.value)
+        samples.append(resampled(sums, groups_of(job.description, items[part]), seed=number))
+    return _Scores(np.array(parts), np.array(samples))

@@ -194,8 +194,8 @@ class FinetuneRecipe(Settings):
     """Everything that decides the result of a fine-tuning, except the model and the data.
 
     title: a name for people.
-    epochs: passes over the training data; 0: enough for MIN_STEPS steps, from 3 to 20 (Mosbach et al. 2021: small
-        data sets need many).
+    epochs: passes over the training data; 0: enough for MIN_STEPS steps, but at most MANY_EPOCHS, or FEW_STEPS steps
+        (Mosbach et al. 2021: small data sets need many).
     batch_size: items per step.
     max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not padded to it.
     evaluations: on dev, per epoch.
@@ -203,6 +203,8 @@ class FinetuneRecipe(Settings):
     patience: with "best": evaluations without a better score after which the training ends; 0: it never ends early.
     dropout: of the network; -1: the value of the model's configuration.
     reinitialized_layers: number of last layers that start at random, like the pooler (Zhang et al. 2021).
+    head_deviation: standard deviation of the weights of a new classifier of sequences, times the root of their number;
+        0: as in the rest of the model. With larger ones probabilities can be calibrated: a tanh pooler bounds logits.
     class_weights: "balanced": every label has the same weight in the loss, however rare it is.
     label_smoothing: fraction of the target probability that is spread over all labels.
     stride: tokens by which the windows over a long context of a question advance.
@@ -229,6 +231,7 @@ class FinetuneRecipe(Settings):
     patience: NotNegative = 4
     dropout: Annotated[float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)] = -1.0
     reinitialized_layers: NotNegative = 0
+    head_deviation: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
     stride: Size = 128
@@ -248,7 +251,9 @@ class FinetuneRecipe(Settings):
             raise ValueError("lstm_units freezes the encoder: reinitialized_layers would leave it at random")
 
 
-MIN_STEPS = 1000
+# Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS.
+MIN_STEPS, MIN_EPOCHS, MANY_EPOCHS, FEW_STEPS, MAX_EPOCHS = 1000, 3, 20, 400, 100
+FITTED_EPOCHS, FITTED_RATE = 10, 0.3  # at most, and times the rate: of a training that starts from a fitted head
 ALIASES = {"features": "feature_based"}  # of recipes, for one release
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
@@ -278,8 +283,16 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
 
 def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig) -> FinetuneRecipe:
     """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network."""
-    steps_per_epoch = math.ceil(count / recipe.batch_size)
-    epochs = recipe.epochs or min(20, max(3, math.ceil(MIN_STEPS / steps_per_epoch)))
+    steps = math.ceil(count / recipe.batch_size)  # of an epoch
+    most = min(MAX_EPOCHS, max(MANY_EPOCHS, math.ceil(FEW_STEPS / steps)))
+    epochs = recipe.epochs or min(most, max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps)))
     # That of BERT-Base; smaller networks need larger ones.
     rate = recipe.optimizer.learning_rate or float(f"{5e-5 * 768 / c.hidden_size:.1e}")
+    return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))
+
+
+def resolve_fitted(recipe: FinetuneRecipe, given: FinetuneRecipe) -> FinetuneRecipe:
+    """A resolved recipe for a training that starts from a fitted head, where `given` leaves the choice."""
+    epochs = given.epochs or min(FITTED_EPOCHS, recipe.epochs)
+    rate = given.optimizer.learning_rate or float(f"{FITTED_RATE * recipe.optimizer.learning_rate:.1e}")
     return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))
