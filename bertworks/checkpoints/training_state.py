@@ -144,7 +144,7 @@ def _read(path: Path, step: int) -> Checkpoint:
             raise _DamagedError(f"{_MANIFEST} is not as it was written")
         if manifest["format"] > FORMAT:
             what = f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}"
-            raise BertworksError(what, where=str(path), hint="upgrade: pip install --upgrade bertworks")
+            raise BertworksError(what, where=str(path), hint="use a newer version of bertworks")
         if manifest["step"] != step:
             raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
         expected, size = manifest["files"][_TENSORS], (path / _TENSORS).stat().st_size
