@@ -4,7 +4,6 @@ They equal those of scikit-learn, scipy and seqeval. Figures are fractions from 
 and errors (in the unit of the targets). A division by zero (the precision of a label that is never predicted) gives 0.
 """
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
