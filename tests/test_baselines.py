@@ -258,7 +258,7 @@ def test_many_rows_are_sampled_and_the_name_says_so(
     assert first == "most frequent label"
     count = int(words.removeprefix("bag of words of ").removesuffix(" rows"))
     assert count == len(sample(work.train, 500, 0)) < len(work.train)
-    assert frozen == "frozen vectors of 1 rows"
+    assert frozen == "frozen vectors of 1 rows on 1 rows"
     found = compare_baselines(work.description, work.metric, work.dev, {
         FINETUNED: answers_of(work)[first], "mean": answers_of(work)[first],
         "frozen vectors of 9 rows": [{"label": row.item.label} for row in work.dev],
@@ -292,3 +292,87 @@ def test_rows_of_few_documents_are_compared_one_by_one(job: Callable[[str], Fine
     low, high = compare_baselines(replace(work.description), "accuracy", rows, answers)["methods"][0]["interval"]
     assert low < high
     assert [predicted_label(a) for a in answers["x"]] == [0] * len(rows)
+
+
+@pytest.mark.parametrize("metric", ["spearman", "pearson"])
+def test_a_constant_of_every_fold_has_no_correlation(metric: str, model: Path) -> None:
+    """The means of the other parts order the parts the wrong way round."""
+    d = TaskConfig(task="regression", text=("a", "b"), max_length=64)
+    texts = [(f"a film {n}", f"the town {n % 5}") for n in range(36)]
+    numbers = [0.1 + n // 12 + n % 3 for n in range(36)]  # each part has another mean
+    rows, parts = rows_of(texts, numbers, d), [list(range(12)), list(range(12, 24))]
+    encoder = FrozenEncoder(ModelFolder(model).load(), CPU, 64)
+    answers = baseline_answers(rows, rows[:24], d, encoder, parts=parts)
+    found = compare_baselines(d, metric, rows[:24], {FINETUNED: [{"value": x} for x in numbers[:24]], **answers})
+    assert found["methods"][1]["method"] == "mean"
+    assert found["methods"][1]["score"] == 0
+    assert found["methods"][0]["score"] == pytest.approx(1)
+
+
+def test_a_part_is_answered_by_what_was_learned_from_the_others(job: Callable[[str], FinetuneJob]) -> None:
+    work = job("reviews.csv")
+    encoder = FrozenEncoder(work.model, CPU, 64)
+    count = len(work.train) // 3
+    parts = [list(range(count)), list(range(count, 2 * count))]
+    found = baseline_answers(work.train, work.train[: 2 * count], work.description, encoder, parts=parts)
+    for place, part in enumerate(parts):
+        others = [row for n, row in enumerate(work.train) if n not in part]
+        alone = baseline_answers(others, [work.train[n] for n in part], work.description, encoder)
+        for name in ("bag of words", "frozen vectors"):
+            assert found[name][place * count : (place + 1) * count] == alone[name]
+    labels = Counter(row.item.label for row in work.train)  # the same constant in all parts: exactly its share
+    assert {answer["label"] for answer in found["most frequent label"]} == {labels.most_common(1)[0][0]}
+
+
+@pytest.mark.parametrize("name", ["reviews.csv", "pairs.tsv", "names.conll", "choices.csv"])
+def test_of_many_held_out_rows_vectors_answer_a_sample(
+    name: str, job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = job(name)
+    tokens = sum(len(example.input_ids) for row in work.dev for example in row.unit)
+    whole = answers_of(work)
+    most = FrozenEncoder(work.model, CPU, 64).max_tokens
+    monkeypatch.setattr(baselines, "_HELD_OUT_WORK", 0.5 * tokens / most)
+    found = answers_of(work)
+    sampled = {method.partition(" on ")[0]: answers for method, answers in found.items() if " on " in method}
+    assert sampled.keys() == whole.keys() & {"frozen vectors", "cosine", "most similar choice"}
+    for method, answers in sampled.items():
+        given = [n for n, answer in enumerate(answers) if answer is not None]
+        assert f"{method} on {len(given)} rows" in found
+        assert 0 < len(given) < len(work.dev)
+        assert [answers[n] for n in given] == [whole[method][n] for n in given]
+    # The difference is that on these rows, also for the fine-tuned model.
+    method, answers = list(sampled.items())[-1]
+    given = [n for n, answer in enumerate(answers) if answer is not None]
+    ours = whole[next(iter(whole))]
+    mean = {"": [*ours], "x": [*ours], method: answers}
+    some = {key: [side[n] for n in given] for key, side in mean.items()}
+    one = compare_baselines(work.description, work.metric, work.dev, mean)["methods"][2]
+    assert one == compare_baselines(work.description, work.metric, [work.dev[n] for n in given], some)["methods"][2]
+
+
+@pytest.mark.parametrize(
+    ("method", "tried", "best", "advice"),
+    [
+        ("full", ("full",), "frozen vectors", "--method frozen, more rows"),
+        ("full", ("full", "frozen"), "frozen vectors", ": more rows"),  # `auto` has compared both
+        ("frozen", ("frozen",), "bag of words", "--method full, more rows"),
+        ("frozen", ("frozen",), "frozen vectors of 9 rows", "--method full, more rows"),
+        ("cosine", ("cosine",), "frozen vectors", "--method frozen, more rows"),
+        ("cosine", ("cosine",), "cosine", "--method full, more rows"),
+    ],
+)
+def test_the_verdict_speaks_of_the_method_that_ran_and_advises_another(
+    method: str, tried: tuple[str, ...], best: str, advice: str, job: Callable[[str], FinetuneJob]
+) -> None:
+    work = job("reviews.csv")
+    right = [{"label": row.item.label} for row in work.dev]
+    wrong = [{"label": "neg" if one["label"] == "pos" else "pos"} for one in right]
+    answers = {"ours": wrong, "most frequent label": wrong, best: right}
+    found = compare_baselines(work.description, work.metric, work.dev, answers, method=method, tried=tried)
+    assert advice in found["verdict"]
+    assert f"--method {method}" not in found["verdict"]
+    name = {"full": "fine-tuning", "frozen": "the linear head", "cosine": "fine-tuning from the cosine"}[method]
+    assert f"WARNING: {name} has learned nothing" in found["verdict"]
+    assert f'; {name} is worse than "{best}"' in found["verdict"]
+    assert format_baselines(found)[0][2] == f"{name} is better by (95 %)"

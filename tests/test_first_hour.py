@@ -2,8 +2,12 @@
 
 import inspect
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fine import write_model
+from fine import write_model, write_reviews
 from hypothesis import given, settings, strategies as st
 from served import write_head
 
@@ -354,13 +358,16 @@ def test_no_file_is_replaced_without_overwrite(words: list[str], output: str, ca
         (["fill", "m", "a [MASK]"], False),
     ],
 )  # fmt: skip
-def test_an_interrupted_command_says_how_to_go_on(words: list[str], goes_on: bool, capsys, monkeypatch):
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_an_interrupted_command_says_how_to_go_on(
+    words: list[str], goes_on: bool, error: BaseException, code: int, capsys, monkeypatch
+):
     def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(cli, "make_app", lambda: interrupt)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert main(words) == 130
+    assert main(words) == code
     answer = capsys.readouterr().err
     assert answer.startswith("interrupted")
     command = re.search(r"goes on:\n  bertworks (.*)", answer)
@@ -369,6 +376,27 @@ def test_an_interrupted_command_says_how_to_go_on(words: list[str], goes_on: boo
         assert shlex.split(command[1]) == [word for word in words if word != "--overwrite"]
     elif "-o" in words:
         assert "nothing was saved" in answer
+
+
+@pytest.mark.parametrize("command", ["finetune", pytest.param("predict", marks=pytest.mark.slow)])
+def test_sigterm_ends_a_command_as_ctrl_c_does(command: str, model: Path, tmp_path: Path):
+    write_reviews(tmp_path / "a.csv", 400)
+    words = ["finetune", "a.csv", "-o", "out", "--model", str(model), "--method", "full", "--epochs", "5000"]
+    if command == "predict":
+        bw.finetune(tmp_path / "a.csv", model=model, method="frozen", output=tmp_path / "m", device="cpu")
+        with (tmp_path / "b.csv").open("w") as file:
+            file.write("text\n" + "a very good film with some music\n" * 300_000)
+        words = ["predict", "m", "b.csv", "-o", "scored.csv"]
+    program = [sys.executable, "-c", "from bertworks.cli.main import run; run()", *words]
+    with subprocess.Popen(program, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr
+        lines = iter(process.stderr.readline, "")
+        next(line for line in lines if re.search(r"step +\d|predicted|\d+ rows", line))
+        process.send_signal(signal.SIGTERM)
+        answer = process.stderr.read()
+    assert process.returncode == 143
+    assert "interrupted; what was done is saved. The same command goes on:\n  bertworks " + shlex.join(words) in answer
+    assert "Traceback" not in answer
 
 
 # Titles

@@ -3,12 +3,15 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fine import write_pairs, write_reviews
 
+from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.glue import evaluate_glue, table
+from bertworks.training.recipe import load_finetune_recipe
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=3", "patience=0", "precision=fp32")
 
@@ -54,6 +57,21 @@ def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
     assert [line.split("\t")[0] for line in lines[1:]] == ["0", "1", "2"]  # also the one without text
     *_, again = evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu")
     assert again.text == events[-1].text
+
+
+def test_plain_options_arrive_in_every_task(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, requests = write_glue(tmp_path / "glue"), []
+
+    def stop(request: Any, **options: Any) -> Any:
+        requests.append(request)
+        raise BertworksError("enough")
+
+    monkeypatch.setattr("bertworks.evaluation.glue.plan_trials", stop)
+    words = ["--epochs", "2", "--learning-rate", "3e-4", "--batch-size", "8", "--max-length", "64", "--seed", "5"]
+    assert main(["evaluate", "glue", str(model), "--data", str(data), "-o", str(tmp_path / "out"), *words]) == 1
+    recipe = load_finetune_recipe("stable", requests[0].overrides)
+    assert (recipe.epochs, recipe.optimizer.learning_rate, recipe.batch_size, recipe.max_length) == (2, 3e-4, 8, 64)
+    assert (requests[0].seed, requests[0].model) == (5, str(model))
 
 
 def test_rows_without_text_are_left_out_and_said(model: Path, tmp_path: Path) -> None:

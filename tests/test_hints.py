@@ -86,7 +86,8 @@ NOT_TYPED = {  # why a template is not tested here
     "bertworks serve {}": NOT_ADVICE,
     **dict.fromkeys(("--budget {}m{}", " or --method frozen"), "test_methods: a budget too short for an epoch"),
     "give --budget or --epochs, not both": "test_methods: a budget and epochs contradict",
-    **dict.fromkeys(("--method frozen", "--method cosine", "another --model"), "test_baselines: what can help"),
+    **dict.fromkeys(("--method {}", "another --model"), "test_baselines: what can help"),
+    "--set {}": "a part of a message, which test_a_setting_that_a_method_does_not_use has",
     "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt":
         "test_first_hour: examples in the help",
 }  # fmt: skip
@@ -1916,8 +1917,24 @@ def test_a_method_that_is_not_for_the_task(shell: Shell, model: Path) -> None:
     command = ("finetune", data, "--model", model, *FAST)
     advice = shell.shows(shell.fails(*command, "--method", "cosine", "-o", "out"), "use --method {}")
     for method in advice.removeprefix("use --method ").split(" or "):
-        shell.works(*command, "--method", method, "-o", method)
+        shell.works(*command[: None if method == "full" else -len(FAST)], "--method", method, "-o", method)
         assert about(method)["labels"] == ["bad", "good"]
+
+
+@says("leave out {}; or --method full")
+def test_a_setting_that_a_method_does_not_use(shell: Shell, model: Path) -> None:
+    rows = [(f"a {label} film {n}", label) for n in range(12) for label in ("good", "bad")]
+    data = table("answers.csv", ("text", "label"), *rows)
+    command = ("finetune", data, "--model", model, "--method", "frozen", "--device", "cpu", "-o", "out")
+    many = ("--epochs", "3", "--learning-rate", "1e-3", "--batch-size", "4", "--seed", "2", "--set", "dropout=0.2")
+    for words in (many, ("--seeds", "3"), ("--sweep", "batch_size=4,8"), ("--set", "optimizer.warmup=0.2")):
+        advice = shell.shows(shell.fails(*command, *words), "leave out {}; or --method full")
+        options = [word for word in words if word.startswith("--") and word not in ("--set", "--sweep")]
+        assert all(option in advice for option in options)
+        assert not Path("out").exists()
+    assert "--set dropout" in shell.shows(shell.fails(*command, *many), "leave out {}; or --method full")
+    shell.works(*command, "--max-length", "32", "--set", "class_weights=balanced")
+    assert about("out")["max_length"] == 32
 
 
 @says("leave --recipe out")

@@ -1,6 +1,7 @@
 """Methods of fine-tuning: a linear head on frozen vectors, pairs by their cosine, and the choice between methods."""
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fine import write_conll, write_multilabel, write_pairs, write_reviews, write_squad
+from hypothesis import given, settings, strategies as st
 from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.preprocessing import StandardScaler
 
@@ -19,9 +21,11 @@ from bertworks.inference.decoding import softmax
 from bertworks.inference.embed import Embedder
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export
+from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, PARTS, read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.runs.validation import choose_method
 from bertworks.training.linear_head import SEQUENCE_DEVIATION, fit_linear_head
 from bertworks.training.recipe import load_finetune_recipe
@@ -31,7 +35,8 @@ FAST = ("optimizer.learning_rate=2e-3", "epochs=2", "precision=fp32")
 
 
 def run(data: Path, output: Path, model: Path, **options: Any) -> tuple[Event, list[Event]]:
-    request = make_finetune_request(data, model=model, overrides=options.pop("overrides", FAST), **options)
+    overrides = options.pop("overrides", FAST[2:] if options.get("method") == "frozen" else FAST)
+    request = make_finetune_request(data, model=model, overrides=overrides, **options)
     *events, last = finetune_events(output, request, device="cpu")
     assert last.kind == "done"
     return last, events
@@ -78,7 +83,7 @@ def test_pairs_have_the_difference_product_and_cosine_of_their_vectors(model: Pa
 
 def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
-    request = make_finetune_request(data, model=model, overrides=FAST, method="frozen")
+    request = make_finetune_request(data, model=model, overrides=FAST[2:], method="frozen")
     job = FinetuneJob(request, torch.device("cpu"))
     logits = job.fit()[1]
     assert len(job.data.parts) == PARTS
@@ -307,3 +312,91 @@ def test_a_budget_and_epochs_contradict() -> None:
     for options in ({"epochs": 3}, {"overrides": ["epochs=3"]}):
         with pytest.raises(UsageError, match="a budget decides the number of epochs"):
             make_finetune_request("reviews.csv", budget="5m", **options)
+
+
+def test_figures_of_a_cross_validation_say_so(model: Path, tmp_path: Path) -> None:
+    """In the last message, on the page and in the card; those of a dev file say that."""
+    data, dev = write_pairs(tmp_path / "pairs.tsv"), write_pairs(tmp_path / "other.tsv", 40)
+    for name, options in (("folds", {}), ("dev", {"dev": dev})):
+        folder = tmp_path / name
+        done, _ = run(data, folder, model, method="frozen", **options)
+        page, card = (folder / "report.html").read_text(), (folder / "README.md").read_text()
+        said = [done.text, page.partition("<details>")[0], card.partition("## Use")[0]]
+        for text in said:
+            assert ("n cross-validation" in text) == (name == "folds"), text
+            assert ("n dev" in text) == (name == "dev"), text
+        assert "Numbers " + {"folds": "in cross-validation", "dev": "on dev"}[name] in page
+        assert "linear head" in done.text
+        assert "the linear head is better by" in said[1]
+        assert "fine-tuning is" not in done.text + page + card
+
+
+def test_trials_compute_their_baselines_once(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv", 40)
+    request = make_finetune_request(data, model=model, overrides=["epochs=1"], method="full", validation="split")
+    calls = []
+
+    def counted(*values: Any, **options: Any) -> Any:
+        calls.append(1)
+        return baseline_answers(*values, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertworks.runs.finetune.baseline_answers", counted)
+        *_, done = run_trials(tmp_path / "out", plan_trials(request, seeds=2, sweep=["max_length=16,32"]), device="cpu")
+        assert len(calls) == 2  # texts are cut in two ways
+        methods = [{one["method"]: one["score"] for one in trial["baselines"]["methods"][1:]}
+                   for trial in done.fields["trials"]]  # fmt: skip
+        assert methods[0] == methods[1]
+        assert methods[2] == methods[3]
+        parts = plan_trials(make_finetune_request(data, model=model, method="frozen"), folds=3)
+        list(run_trials(tmp_path / "folds", parts, device="cpu"))
+        assert len(calls) == 5  # each fold has its own rows
+
+
+# Rows that share a text
+
+
+def pairs_of(left: list[str], right: list[str]) -> list[dict[str, Any]]:
+    return [{"sentence1": a, "sentence2": b, "score": (n % 9) / 3} for n, (a, b) in enumerate(zip(left, right))]
+
+
+def texts_on_both_sides(data: Any) -> set[str]:
+    sides = [{text for item in part for text in item.texts} for part in (data.train, data.dev)]
+    return sides[0] & sides[1]
+
+
+@given(st.integers(0, 10**6), st.integers(12, 40), st.integers(2, 4))
+@settings(max_examples=25)
+def test_pairs_that_share_a_text_stay_together(seed: int, premises: int, each: int) -> None:
+    """As in SNLI, with the premise on either side."""
+    draw = random.Random(seed)
+    rows = []
+    for n in range(premises):
+        for k in range(each):
+            pair = [f"premise number {n}", f"hypothesis {n} {k}"]
+            rows += pairs_of(*([text] for text in draw.sample(pair, 2)))
+    draw.shuffle(rows)
+    rows = [row | {"score": n % 7 / 2} for n, row in enumerate(rows)]
+    for validation in ("split", "folds"):
+        data = read_data(rows, validation=validation)
+        assert f"kept together: rows with a text in common, {premises:,} groups" in data.notes
+        if validation == "split":
+            assert not texts_on_both_sides(data)
+        for part in range(len(data.parts)):
+            assert not texts_on_both_sides(data.fold(part))
+
+
+def test_pairs_with_the_same_few_hypotheses_are_kept_by_the_other_text() -> None:
+    rows = pairs_of([f"premise {n // 3}" for n in range(90)], [f"it is about {n % 3}" for n in range(90)])
+    data = read_data(rows, validation="split")
+    assert "kept together: rows with a text in common, 30 groups" in data.notes
+    assert texts_on_both_sides(data) == {"it is about 0", "it is about 1", "it is about 2"}
+
+
+def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
+    rows = pairs_of([f"premise {n % 3}" for n in range(90)], [f"hypothesis {n % 5}" for n in range(90)])
+    data = read_data(rows, validation="split")
+    assert "rows in train and in dev have texts in common: scores on new texts may be lower" in data.notes
+    assert data.dev
+    alone = read_data(pairs_of([f"a {n}" for n in range(60)], [f"b {n}" for n in range(60)]), validation="split")
+    assert not [note for note in alone.notes if "in common" in note]

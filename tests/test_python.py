@@ -18,6 +18,7 @@ import pyarrow
 import pytest
 from fine import write_choices, write_conll, write_multilabel, write_pairs, write_reviews, write_spans, write_squad
 from hypothesis import given, settings, strategies as some
+from tiny import write_corpus, write_recipe
 
 import bertworks as bw
 from bertworks.checkpoints.storage import read_json
@@ -26,6 +27,7 @@ from bertworks.datasets.writer import write_rows
 from bertworks.events import Event, show_progress
 from bertworks.io.tables import StoredRows, rows_of
 from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.pretrain import Request
 from bertworks.runs.task_metrics import METRICS
 
 FAST = {"epochs": 2, "learning_rate": 2e-3, "device": "cpu", "method": "full", "validation": "split"}
@@ -304,14 +306,11 @@ def test_rows_and_texts_have_the_same_predictions_and_the_score_of_the_evaluatio
     figures = bw.evaluate_task(tmp_path / "out", file, device="cpu")["figures"]
     assert bw.evaluate_task(tmp_path / "out", rows, device="cpu")["figures"] == figures
     labels = [row[d.label[0]] for row in rows]
-    if task == "qa":
-        with pytest.raises(bw.UsageError, match="no metric of answers"):
-            predictor.score(rows, labels)
-    else:
-        assert predictor.score(rows, labels) == pytest.approx(figures[METRICS[d.task][0]])
-        assert predictor.score(texts, labels) == predictor.score(rows, labels)
-        with pytest.raises(bw.UsageError, match="40 texts and 39 labels"):
-            predictor.score(texts, labels[1:])
+    assert predictor.score(rows, labels) == pytest.approx(figures[METRICS[d.task][0]])
+    assert predictor.score(texts, labels) == predictor.score(rows, labels)
+    assert bw.load(tmp_path / "out", device="cpu").predictor().score(rows, labels) == predictor.score(rows, labels)
+    with pytest.raises(bw.UsageError, match="40 texts and 39 labels"):
+        predictor.score(texts, labels[1:])
     if task in ("classification", "multilabel"):
         scores = [answer["scores"] for answer in predictor.predict(texts, probabilities=True)]
         p = predictor.predict_proba(texts)
@@ -559,3 +558,58 @@ def test_the_code_of_the_guide_runs(
     out = capsys.readouterr().out
     assert "['neg' 'pos']" in out
     assert "next: bertworks predict reviews-model-2" in out
+
+
+# Raw text and answers in memory
+
+
+def test_a_pretraining_reads_rows_in_memory_and_resumes(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in write_corpus(tmp_path / "t.jsonl").read_text().splitlines()]
+    options = {"recipe": write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 2")), "workers": 1}
+    options = {name: str(value) if name == "recipe" else value for name, value in options.items()}
+    for number, data in enumerate((rows, Frame(rows), {"text": [row["text"] for row in rows]})):
+        list(bw.pretrain(data, tmp_path / str(number), device="cpu", **options))
+        assert (tmp_path / str(number) / "model.safetensors").exists()
+    list(bw.pretrain(str(tmp_path / "t.jsonl"), tmp_path / "file", device="cpu", **options))
+    weights = {(tmp_path / name / "model.safetensors").read_bytes() for name in ("0", "1", "2", "file")}
+    assert len(weights) == 1
+    begun = (tmp_path / "0" / "model.safetensors").stat().st_mtime_ns
+    list(bw.pretrain(rows, tmp_path / "0", device="cpu", **options))  # the same rows: nothing is done again
+    assert (tmp_path / "0" / "model.safetensors").stat().st_mtime_ns == begun
+    with pytest.raises(bw.UsageError, match="inputs"):
+        list(bw.pretrain(rows[:-1], tmp_path / "0", device="cpu", **options))
+    assert bw.evaluate_mlm(tmp_path / "0", rows, sequence_length=32) == bw.evaluate_mlm(
+        tmp_path / "0", str(tmp_path / "t.jsonl"), sequence_length=32
+    )
+    assert [document.source for document in bw.CorpusReader(rows[:2])] == ["rows:1", "rows:2"]
+    for empty in ([], {}):
+        with pytest.raises(bw.UsageError):
+            list(bw.pretrain(empty, tmp_path / "empty", **options))
+
+
+def test_the_options_of_a_function_are_its_parameters() -> None:
+    words = inspect.signature(bw.pretrain).parameters
+    assert set(Request.__dataclass_fields__) <= words.keys()
+    assert {"task", "text", "label", "group", "dev", "read", "validation"} <= inspect.signature(
+        bw.check_file
+    ).parameters.keys()
+    for call in (bw.pretrain, bw.check_file, bw.finetune, bw.evaluate_glue):
+        assert not [one for one in inspect.signature(call).parameters.values() if one.kind is one.VAR_KEYWORD]
+    with pytest.raises(TypeError, match="epoch"):
+        bw.pretrain("text.txt", "out", epoch=3)  # type: ignore[call-arg]
+
+
+def test_the_score_of_answers(model: Path, tmp_path: Path) -> None:
+    predictor = bw.finetune(write_squad(tmp_path / "d.json", 24), model=model, output=tmp_path / "out", **FAST)
+    context = "Anna lives in Oslo. Boris heard some music in Paris."
+    texts = [("who heard music?", context), ("where does Anna live?", context)]
+    found = [answer["answer"] for answer in predictor.predict(texts)]
+    assert predictor.score(texts, found) == predictor.score(texts, [[one, "another"] for one in found]) == 1
+    assert predictor.score(texts, ["zzz", "zzz"]) == 0
+    layout = [{"text": [one], "answer_start": [context.find(one)]} for one in found]
+    assert predictor.score(texts, layout) == 1
+    assert predictor.score(texts, ["", found[1]]) == (1 if not found[0] else 0.5)  # the first has no answer
+    with pytest.raises(bw.BertworksError, match="label 2"):
+        predictor.score(texts, [found[0], 3.5])
+    with pytest.raises(bw.BertworksError, match=r"cannot score.*\n.*predictor\(\)\.score\(texts, labels\)"):
+        bw.load(tmp_path / "out", device="cpu").score(["a text"])

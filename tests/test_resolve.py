@@ -9,7 +9,7 @@ import huggingface_hub.constants
 import pytest
 import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from tiny import write_corpus, write_recipe
 
 from bertworks.checkpoints import resolve
@@ -48,7 +48,7 @@ def cached(here: Path, hub_id: str, *files: str) -> Path:
     (repository / "refs" / "main").write_text("c" * 40)
     for file in files:
         (snapshot / file).parent.mkdir(exist_ok=True)
-        (snapshot / file).write_text("some bytes")
+        (snapshot / file).write_text('{"model_type": "bert"}' if file == "config.json" else "some bytes")
     return snapshot
 
 
@@ -273,3 +273,37 @@ def test_a_run_that_began_with_a_name_goes_on_without_it(here: Path):
     list(pretrain([text], here / "b", **longer))
     (snapshot / "model.safetensors").unlink()
     assert list(pretrain([text], here / "b", **longer))[-1].kind == "done"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"model_type": "deberta-v2"}', "the family 'deberta-v2' is not supported yet"),
+        ('{"model_type": "bert", "hidden_size": -3}', "hidden_size"),
+        ("{", "JSON"),
+    ],
+)
+def test_a_network_that_is_not_computed_here_is_refused_before_its_weights(
+    config: str, said: str, here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fetched = []
+
+    def one_file(hub_id: str, name: str, local_files_only: bool) -> str:
+        fetched.append((hub_id, name))
+        (here.parent / name).write_text(config)
+        return str(here.parent / name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", one_file)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
+    with pytest.raises(BertworksError, match=said):
+        resolve_model("owner/name")
+    assert fetched == [("owner/name", "config.json")]
+
+
+def test_a_model_with_its_config_in_a_folder_is_fetched(here: Path, monkeypatch: pytest.MonkeyPatch):
+    def absent(*_: object, **__: object) -> None:
+        raise EntryNotFoundError.__new__(EntryNotFoundError)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", absent)
+    snapshot = cached(here, "owner/sentences", "0_Transformer/model.safetensors")
+    assert resolve_model("owner/sentences") == snapshot

@@ -136,7 +136,7 @@ def test_numbers_are_scattered_around_the_line_on_which_they_are_right(tmp_path:
     dots = [(0.0, 0.0), (5.0, 5.0), (5.0, 0.0)]
     found = result(task="regression", points=dots, confusion={}, table={}, frequent="", figures={"spearman": 0.5})
     page = page_of(run_folder(tmp_path, "regression"), found, metric="spearman")
-    picture = drawing(page, "Numbers of dev")
+    picture = drawing(page, "Numbers on dev")
     (line,) = [part for part in picture.iter("line") if part.get("class") == "ideal"]
     places = [(part.get("cx"), part.get("cy")) for part in picture.iter("circle")]
     assert places[0] == (line.get("x1"), line.get("y1"))

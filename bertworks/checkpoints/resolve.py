@@ -8,12 +8,14 @@ import os
 import re
 import tomllib
 from collections.abc import Collection
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from bertworks.checkpoints.storage import read_json
 from bertworks.errors import BertworksError, as_path
 from bertworks.io.atomic_write import sha256
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -121,7 +123,10 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download  # slow to load, and seldom needed
 
     try:
+        _refuse_unsupported(hub_id, fetch)
         folder = Path(snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch))
+    except BertworksError:
+        raise
     except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
         if not fetch:
             what = "this model is not on this machine, and a name in a file is not downloaded"
@@ -133,6 +138,22 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
         what = f"the model has no {WEIGHTS} on the Hugging Face hub; {others}"
         raise BertworksError(what, where=hub_id, hint=hint)
     return folder
+
+
+def _refuse_unsupported(hub_id: str, fetch: bool) -> None:
+    """Reads config.json alone, before weights are fetched.
+
+    Raises:
+        BertworksError: it is that of a network which is not computed here.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    from bertworks.checkpoints.hf_mapping import config_from_huggingface  # brings torch
+
+    with suppress(EntryNotFoundError):  # in a folder of the model, or not on this machine: the next step says so
+        path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
+        config_from_huggingface(read_json(path), where=f"{hub_id}/{path.name}")
 
 
 def _not_fetched(hub_id: str, error: Exception) -> BertworksError:

@@ -163,6 +163,7 @@ def glue(
     task: console.Repeatable = None,
     seeds: Annotated[int, console.at_least(1)] = 1,
     seed: int | None = None,
+    training: console.Trainings = console.Training(),
     recipe: str = "stable",
     settings: console.Settings = None,
 ) -> Iterable[Event]:
@@ -180,8 +181,9 @@ def glue(
         bertworks evaluate glue MODEL --data GLUE -o RESULTS --task RTE --seeds 5
     """
     return bw.evaluate_glue(
-        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
-    )
+        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or [],
+        **vars(training),
+    )  # fmt: skip
 
 
 def sts(

@@ -1,6 +1,6 @@
 """The command `bertworks`: its parser, error messages and exit codes.
 
-Exit codes: 0 success; 1 a problem with data, a model or the machine; 2 a wrong command or recipe; 130 interrupted.
+Exit codes: 0 success; 1 a problem with data, model or machine; 2 a wrong command or recipe; 130 Ctrl-C, 143 SIGTERM.
 `--debug` shows tracebacks. Commands import heavy modules when they run, so that help and completion are fast.
 
 A command that uses a model takes it as its first word or as --model; check, finetune and index as --model. Every
@@ -14,6 +14,7 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import textwrap
 import traceback
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is an error of the command
         return result if isinstance(result, int) else 0
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
         if debug:
             traceback.print_exc()
         return _report(error, given)
@@ -168,9 +169,11 @@ def _report(error: BaseException, words: list[str]) -> int:
         more = f"{option}; or see " if option else ""
         say(f"error: {error}\n  hint: {more}{' '.join(['bertworks', *chain])} --help")
         return 2
-    if isinstance(error, KeyboardInterrupt):
-        say(_how_to_go_on(words))
-        return 130
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.code
+        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            say(_how_to_go_on(words))
+        return code if isinstance(code, int) else 1
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -200,8 +203,8 @@ def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
 
 
 def _how_to_go_on(words: list[str]) -> str:
-    """The message after Ctrl-C, with the command that goes on where what was done is kept. Without --overwrite, with
-    which it would start again."""
+    """The message after Ctrl-C or SIGTERM, with the command that goes on where what was done is kept. Without
+    --overwrite, with which it would start again."""
     has_output = not {"-o", "--output", "demo"}.isdisjoint(word.partition("=")[0] for word in words)
     if not has_output or _RESUMED.isdisjoint(words[:2]) or not {STDIN, "--estimate"}.isdisjoint(words):
         return "interrupted; nothing was saved" if has_output else "interrupted"
@@ -221,10 +224,8 @@ def run() -> NoReturn:
     sys.stdin, sys.stderr = sys.stdin or os.fdopen(0), sys.stderr or os.fdopen(2, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        code = main()
-    except SystemExit as error:  # a signal, after the run was saved
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C: trainings save, then end
+    code = main()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # the reader has closed the pipe; there is no stream

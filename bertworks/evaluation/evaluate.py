@@ -138,23 +138,17 @@ def _place(source: object) -> str | None:
 
 
 def evaluate_mlm(
-    model: str | Path,
-    inputs: Sequence[str | Path],
-    *,
-    sequence_length: int | None = None,
-    sequences: int = 0,
-    device: str = "auto",
-    precision: Precision = "fp32",
-    text_column: str | None = None,
-    documents: Documents = "auto",
+    model: str | Path, inputs: Sequence[str | Path] | Data, *, sequence_length: int | None = None, sequences: int = 0,
+    device: str = "auto", precision: Precision = "fp32", text_column: str | None = None, documents: Documents = "auto",
     encoding: str | None = None,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence prediction if the model
     has that head and the text two documents, one of them of two sentences. 15 % of the tokens are masked, 80/10/10,
     always the same ones.
 
     Args:
         model: a folder, or the name of a model on the Hugging Face hub.
+        inputs: as in `pretrain`, without shards.
         sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
         sequences: the most sequences to evaluate; 0: all of the text.
         text_column, documents, encoding: see `CorpusReader`.

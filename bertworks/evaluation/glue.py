@@ -142,18 +142,11 @@ def submission(task: GlueTask, predictions: Iterable[str | float]) -> str:
 
 
 def evaluate_glue(
-    data: str | Path,
-    output: str | Path,
-    *,
-    model: str | Path = "minilm",
-    tasks: Sequence[str] = (),
-    seeds: int = 1,
-    seed: int | None = None,
-    recipe: str = "stable",
-    overrides: Sequence[str] = (),
-    device: str = "auto",
-    precision: str | None = None,
-) -> Iterator[Event]:
+    data: str | Path, output: str | Path, *, model: str | Path = "minilm", tasks: Sequence[str] = (), seeds: int = 1,
+    epochs: int | None = None, learning_rate: float | None = None, batch_size: int | None = None,
+    max_length: int | None = None, recipe: str = "stable", overrides: Sequence[str] = (), seed: int | None = None,
+    device: str = "auto", precision: str | None = None,
+) -> Iterator[Event]:  # fmt: skip
     """Fine-tune on every task in the folder with several seeds. Write `table.md` and `glue.json` after each task, and
     its files for the leaderboard, of the seed that is best on dev.
 
@@ -163,19 +156,19 @@ def evaluate_glue(
 
     Args:
         tasks: names of GLUE's folders; (): all in the folder.
-        seed: the first of the `seeds`; None: the recipe's.
+        seed: the first of the `seeds`; None: the recipe's. epochs, learning_rate, batch_size, max_length: the same.
 
     Raises:
         UsageError: a name that is not a task of GLUE.
         BertworksError: the folder has no task, or lacks a named one.
     """
+    options = {k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")}
     output, tasks, present = as_path(output), names_of(tasks), {task.name: task for task in find_glue_tasks(data)}
     for name in tasks:
         if name not in (known := [task.name for task in GLUE]):
             raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
         if name not in present:
             raise BertworksError(f"the task {name} is not there", where=str(data))
-    options = {"model": model, "recipe": recipe, "overrides": overrides, "precision": precision, "seed": seed}
     rows: dict[str, dict[str, Any]] = {}
     for name in [name for name in present if not tasks or name in tasks]:
         task = present[name]

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -22,13 +22,14 @@ from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, label_of
+from bertworks.datasets.values import answers_of
 from bertworks.errors import UsageError, as_path, listed, optional_import, some_names
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows
-from bertworks.metrics import classification
+from bertworks.metrics import classification, squad
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
@@ -127,14 +128,9 @@ class Predictor:
     """
 
     def __init__(
-        self,
-        model: str | Path | LazyModel,
-        *,
-        device: str = "auto",
-        precision: PrecisionOption = "auto",
-        threshold: float | None = None,
-        max_length: int | None = None,
-    ):
+        self, model: str | Path | LazyModel, *, device: str = "auto", precision: PrecisionOption = "auto",
+        threshold: float | None = None, max_length: int | None = None,
+    ):  # fmt: skip
         source = open_model(model, device)
         self.folder, self.tokenizer = source.within, source.tokenizer
         d = source.task_config
@@ -198,19 +194,19 @@ class Predictor:
 
     def score(self, texts: Data, labels: Iterable[Any]) -> float:
         """The metric of the predictions that comes first for the task: accuracy of one label, of choices and of tags
-        that mark no entities; micro F1 of several labels; Spearman's correlation of numbers; F1 of entities.
+        that mark no entities; micro F1 of several labels; Spearman's correlation of numbers; F1 of entities and of
+        answers.
 
         Args:
             texts: see `predict`.
-            labels: the right label of each text, as in training data.
+            labels: the right label of each text, as in training data; of a question also its answer, or several.
 
         Raises:
-            UsageError: more or fewer labels than texts; questions, see `evaluate_task`.
+            UsageError: more or fewer labels than texts.
             BertworksError: a label that is missing or unknown.
         """
         d, rows, values = self.description, self._items(texts), listed(labels, "score([text], [label])", "label")
-        if d.task == "qa":
-            raise UsageError("score has no metric of answers", hint="use evaluate_task(model, rows)")
+        values = [_as_answers(value) if d.task == "qa" else value for value in values]
         if len(rows) != len(values):
             raise UsageError(f"{len(rows):,} texts and {len(values):,} labels", hint="give one label for each text")
         names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
@@ -220,6 +216,11 @@ class Predictor:
         predicted = [result_of(d.task, answer) for _, answer in self.answers(rows)]
         if d.task == "tagging":
             return classification.tagging(gold, predicted, d.tag_scheme)["f1" if d.tag_scheme else "accuracy"]
+        if d.task == "qa":
+            unit = squad.f1_unit_of([item.texts[1] for item in rows])
+            rule = partial(squad.score_answer, version="1.1" if all(gold) else "2.0", unit=unit)
+            scores = [rule([text for _, text in one], answer).f1 for one, answer in zip(gold, predicted)]
+            return sum(scores) / len(scores)
         metric, compute = _METRICS[d.task]
         return compute(gold, predicted)[metric]
 
@@ -345,6 +346,14 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
     if not fits or not all(isinstance(part, str) for part in texts):
         raise UsageError(f"text {number} is {str(text)[:60]!r}: expected {expected}")
     return Item(texts, None, f"text {number}", str(number), raw=d.task == "tagging" and isinstance(text, str))
+
+
+def _as_answers(label: Any) -> Any:
+    """The label of a question as in training data: one answer, "" for none, and several have no places."""
+    texts = [label] if isinstance(label, str) else label
+    if answers_of(label) is None and isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        return [{"text": text, "answer_start": 0} for text in texts]
+    return label
 
 
 def _check_threshold(task: TaskType, threshold: float | None) -> None:

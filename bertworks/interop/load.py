@@ -34,6 +34,7 @@ class LoadedModel:
         folder: where it lies.
         config: the shape of its encoder (`EncoderConfig`).
         tokenizer: text to token ids and back (`Tokenizer`).
+        predictor: `predictor()` is the fine-tuned model as a `Predictor`, with `score` and `predict_proba`.
     """
 
     def __init__(self, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto"):
@@ -41,7 +42,7 @@ class LoadedModel:
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self._embedder = cache(partial(Embedder, self._opened, precision=precision))
         self._filler = cache(partial(Filler, self._opened))
-        self._predictor = cache(partial(Predictor, self._opened, precision=precision))
+        self.predictor = cache(partial(Predictor, self._opened, precision=precision))
         self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
     def __repr__(self) -> str:
@@ -103,7 +104,7 @@ class LoadedModel:
             BertworksError: the model was not fine-tuned.
         """
         self._check("predict")
-        return self._predictor().predict(texts, top_k=top_k, probabilities=probabilities)
+        return self.predictor().predict(texts, top_k=top_k, probabilities=probabilities)
 
     def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
         """Why the model answers what it answers to one text, or pair: see `bertworks.explain`.
@@ -129,6 +130,8 @@ class LoadedModel:
             why, instead = _WHY[ability]
             if ability in ("fill", "score") and self._opened.exported:
                 why = "its masked LM head was not exported" if ability == "fill" else "an exported model cannot score"
+            if ability == "score" and "predict" in self.can:
+                instead = "predictor().score(texts, labels) gives the metric of its task"
             what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
             raise BertworksError(what, where=str(self.folder), hint=instead)
 

@@ -349,6 +349,17 @@ def are_rows(data: Any) -> bool:
     return is_table or (isinstance(data, list | tuple) and isinstance(next(iter(data), None), Mapping))
 
 
+def sources_of(inputs: Any) -> list[Any]:
+    """One path, several, or rows in memory, as a list of paths and of `StoredRows`.
+
+    Raises:
+        UsageError: something else.
+    """
+    if isinstance(inputs, str | PathLike) or are_rows(inputs):
+        return [stored(inputs)]
+    return listed(inputs, "give one path, or a list", "path")
+
+
 def rows_of(data: Any) -> list[Mapping[str, Any]]:
     """The rows of `Data` in memory, as dicts.
 

@@ -1,6 +1,6 @@
 """Simple methods beside a fine-tuned model: the same training rows, the same held-out rows, a few seconds.
 
-- `baseline_answers`: what each of them answers
+- `baseline_answers`: what each of them answers on a dev set, or in a cross-validation
 - `FrozenEncoder`: vectors of a model that is not trained, as features of a linear model
 - `compare_baselines`: their scores, the paired differences, and what follows from them
 
@@ -38,7 +38,12 @@ from bertworks.training.device import InferencePrecision
 from bertworks.training.linear_head import fit_linear_head
 from bertworks.training.task_heads import combine_vectors
 
+Answers = dict[str, list[Answer | None]]  # by the name of the method; None: of rows that it does not answer
 FINETUNED = "fine-tuned"
+OWN: Mapping[str, tuple[str, str]] = {  # by method: the name of the model in tables, and in sentences
+    **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")), "frozen": ("linear head", "the linear head"),
+    "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
+}  # fmt: skip
 TRIVIAL: Mapping[TaskType, str] = {  # the method that learns a constant
     "classification": "most frequent label", "multilabel": "most frequent labels", "regression": "mean",
     "tagging": "most frequent tag", "spans": "no entity", "qa": "no answer", "choice": "most frequent choice",
@@ -46,13 +51,14 @@ TRIVIAL: Mapping[TaskType, str] = {  # the method that learns a constant
 WORDS, FEATURES, FROZEN, COSINE, NEAREST, CHOICE = (
     "bag of words", "features of words", "frozen vectors", "cosine", "nearest sentence", "most similar choice",
 )  # fmt: skip
-_OPTIONS = {FROZEN: "--method frozen", COSINE: "--method cosine"}  # that train this method
+_TRAINED = {FROZEN: "frozen", COSINE: "cosine"}  # the method of a fine-tuning that begins with this one
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # kana, Chinese characters, hangul
 _LETTER = re.compile(r"[^\W\d_]")
 _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
 _ABSENT = -30.0  # the logit of what never occurs in the training rows
 _MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a bag of words, or a tagger, learns
 _ENCODER_WORK = 5e11  # tokens times parameters of the rows that are encoded to learn from them
+_HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
 
 
@@ -101,41 +107,69 @@ class FrozenEncoder:
 
 
 def baseline_answers(
-    train: Sequence[Features], held_out: Sequence[Features], d: TaskConfig, encoder: FrozenEncoder, *, seed: int = 0
-) -> dict[str, list[Answer]]:
+    train: Sequence[Features], held_out: Sequence[Features], d: TaskConfig, encoder: FrozenEncoder, *,
+    parts: Sequence[Sequence[int]] = (), seed: int = 0,
+) -> Answers:  # fmt: skip
     """What simple methods, trained on `train`, answer on `held_out`, by the name of the method; the first one is the
-    trivial one. Of many rows they learn from a sample, stratified by label, so that each takes seconds; the name then
-    says of how many.
+    trivial one. Of many rows they learn from a sample, and those with an encoder answer a sample (None: the other
+    rows), both stratified by label, so that each takes seconds; the name then says how many rows these are.
 
     Args:
         encoder: one for several calls encodes each text once.
+        parts: of a cross-validation: `held_out` has the training rows with these numbers, part after part. Each part is
+            answered by what was learned from the other rows; the trivial method has the same constant in all of them.
     """
+    folds = [(train, held_out)]
+    if parts:
+        others = (set(range(len(train))).difference(part) for part in parts)
+        folds = [([train[n] for n in sorted(rest)], [train[n] for n in part]) for rest, part in zip(others, parts)]
     if d.task == "qa":
         nothing: Answer = {"answer": "", "start": -1, "end": -1, "score": 1.0, "no_answer_margin": 0.0, "n_best": []}
-        return {TRIVIAL["qa"]: [nothing] * len(held_out), NEAREST: _nearest_sentences(train, held_out)}
-    logits = {TRIVIAL[d.task]: _trivial(train, sum(map(len, map(_targets, held_out))), d)}
+        nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
+        return {TRIVIAL["qa"]: [nothing] * len(held_out), NEAREST: [*nearest]}
+    found: Answers = {}
+    learned, before = dict[str, list[str]](), 0
+    for rest, rows in folds:
+        for name, some, numbers, logits in _predictions(rest, rows, d, encoder, seed, len(folds)):
+            answers = found.setdefault(name, [None] * len(held_out))
+            for n, answer in zip(numbers, _decoded(d, [rows[n] for n in numbers], logits), strict=True):
+                answers[before + n] = answer
+            learned.setdefault(name, []).extend([f" of {len(some):,} rows"] * (len(some) < len(rest)))
+        before += len(rows)
+    constant = _trivial(train, sum(map(len, map(_targets, held_out))), d)
+    named: Answers = {TRIVIAL[d.task]: [*_decoded(d, held_out, constant)]}
+    for name, answers in found.items():
+        on = f" on {len(answers) - answers.count(None):,} rows" if None in answers else ""
+        named[f"{name}{min(learned[name], default='')}{on}"] = answers
+    return named
 
+
+def _predictions(
+    train: Sequence[Features], rows: Sequence[Features], d: TaskConfig, encoder: FrozenEncoder, seed: int, folds: int
+) -> Iterator[tuple[str, Sequence[Features], Sequence[int], Logits]]:
+    """Of each method but the trivial one: its name, the rows from which it learns, the numbers of the rows that it
+    predicts, and the logits of these."""
     most_terms, most_tokens = (most // max(2, len(d.labels)) for most in (_MAX_TERMS, _MAX_TOKENS))
-
-    def named(name: str, rows: Sequence[Features]) -> str:
-        return name if len(rows) == len(train) else f"{name} of {len(rows):,} rows"
-
+    numbers = sorted(_sampled(rows, _HELD_OUT_WORK * encoder.max_tokens // folds, seed))
+    every, new = range(len(rows)), [rows[n] for n in numbers]
     if d.task == "choice":
-        vectors = [encoder.texts(row.item.texts) for row in held_out]
-        logits[CHOICE] = np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
-    elif d.task in ("tagging", "spans"):
-        some, fewer = (sample(train, most, seed) for most in (most_tokens, encoder.max_tokens))
-        logits[named(FEATURES, some)] = _linear(d, some, _counted(some, held_out), 3.0)
-        logits[named(FROZEN, fewer)] = _linear(d, fewer, list(map(encoder.predicted_tokens, (fewer, held_out))))
-    else:
-        some, fewer = (sample(train, most, seed) for most in (most_terms, encoder.max_tokens))
-        logits[named(WORDS, some)] = _linear(d, some, _bags(some, held_out), 10.0)
-        sides = [[encoder.texts(side) for side in _sides(rows)] for rows in (fewer, held_out)]
-        logits[named(FROZEN, fewer)] = _linear(d, fewer, list(map(_frozen_features, sides)))
-        if len(sides[0]) == 2 and d.task != "multilabel":
-            cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
-            logits[COSINE] = cosines[1] if d.task == "regression" else _linear(d, fewer, cosines)
-    return {name: _decoded(d, held_out, found) for name, found in logits.items()}
+        vectors = [encoder.texts(row.item.texts) for row in new]
+        yield CHOICE, train, numbers, np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
+        return
+    fewer = sample(train, encoder.max_tokens, seed)
+    if d.task in ("tagging", "spans"):
+        some = sample(train, most_tokens, seed)
+        yield FEATURES, some, every, _linear(d, some, _counted(some, rows), 3.0)
+        yield FROZEN, fewer, numbers, _linear(d, fewer, list(map(encoder.predicted_tokens, (fewer, new))))
+        return
+    some = sample(train, most_terms, seed)
+    yield WORDS, some, every, _linear(d, some, _bags(some, rows), 10.0)
+    sides = [[encoder.texts(side) for side in _sides(part)] for part in (fewer, new)]
+    yield FROZEN, fewer, numbers, _linear(d, fewer, list(map(_frozen_features, sides)))
+    if len(sides[0]) == 2 and d.task != "multilabel":
+        cosines = [(u * v).sum(1, keepdims=True) for u, v in sides]
+        learns = d.task != "regression"
+        yield COSINE, fewer if learns else train, numbers, _linear(d, fewer, cosines) if learns else cosines[1]
 
 
 def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
@@ -146,13 +180,18 @@ def _frozen_features(sides: Sequence[Vectors]) -> Vectors:
 
 def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
     """Shuffled rows with at most about `most` tokens together, with the same fraction of every label."""
+    return [rows[n] for n in _sampled(rows, most, seed)]
+
+
+def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
+    """The numbers of the rows of a sample."""
     members: dict[Any, list[int]] = {}
     for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
         label = rows[number].item.label
         members.setdefault(label if isinstance(label, str) else None, []).append(number)
     places = {n: (place + 0.5) / len(group) for group in members.values() for place, n in enumerate(group)}
-    ordered = [rows[number] for number in sorted(places, key=places.__getitem__)]
-    sizes = np.cumsum([sum(len(example.input_ids) for example in row.unit) for row in ordered])
+    ordered = sorted(places, key=places.__getitem__)
+    sizes = np.cumsum([sum(len(example.input_ids) for example in rows[number].unit) for number in ordered])
     return ordered[: max(1, int((sizes <= most).sum()))]
 
 
@@ -292,29 +331,32 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
 
 
 def compare_baselines(
-    d: TaskConfig, metric: str, rows: Sequence[Features], answers: Mapping[str, Sequence[Answer]]
-) -> dict[str, Any]:
+    d: TaskConfig, metric: str, rows: Sequence[Features], answers: Mapping[str, Sequence[Answer | None]], *,
+    method: str = "full", tried: Collection[str] = ("full",),
+) -> dict[str, Any]:  # fmt: skip
     """The scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
-        answers: of each method, the fine-tuned model first, then the trivial one.
+        answers: of each method, the fine-tuned model first, then the trivial one. None: the row is left out, also in
+            the difference from the fine-tuned model.
+        method: that of the fine-tuning. tried: all methods that it compared.
 
     Returns:
         `methods`: of each its name, `score` and `interval`; the `difference` by which the fine-tuned model is better,
         and its interval. `best`: the number of the best baseline, from 0. `verdict`: what follows, for people; "": the
-        model is better than all of them.
+        model is better than all of them. `method`: that of the fine-tuning.
     """
-    items, methods = [row.item for row in rows], list[dict[str, Any]]()
-    groups = groups_of(d, items)
-    sums = {name: row_sums(d, items, found, metric) for name, found in answers.items()}
-    ours = next(iter(sums.values()))
-    for name, theirs in sums.items():
-        difference, around = paired_difference(ours, theirs, groups)
-        own = {"method": name, "score": theirs.value, "interval": interval_of(d, items, answers[name], metric)}
-        methods.append(own | {"difference": difference, "difference_interval": around})
-    best = max(range(1, len(methods)), key=lambda n: methods[n]["score"])
-    verdict = _verdict(metric, methods[1], methods[best])
-    return {"metric": metric, "methods": methods, "best": best - 1, "verdict": verdict}
+    own, methods = next(iter(answers.values())), list[dict[str, Any]]()
+    for name, found in answers.items():
+        both = [(row.item, one, mine) for row, one, mine in zip(rows, found, own, strict=True) if one and mine]
+        items, theirs, ours = (list(side) for side in zip(*both, strict=True))
+        score, interval = row_sums(d, items, theirs, metric), interval_of(d, items, theirs, metric)
+        difference, around = paired_difference(row_sums(d, items, ours, metric), score, groups_of(d, items))
+        shown = {"method": name, "score": score.value, "interval": interval}
+        methods.append(shown | {"difference": difference, "difference_interval": around})
+    best = min(range(1, len(methods)), key=lambda n: methods[n]["difference"])
+    verdict = _verdict(metric, methods[1], methods[best], OWN[method][1], tried)
+    return {"metric": metric, "method": method, "methods": methods, "best": best - 1, "verdict": verdict}
 
 
 def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
@@ -322,7 +364,8 @@ def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
     metric, methods = compared["metric"], compared["methods"]
     scores = [_with_interval(metric, one["score"], one["interval"]) for one in methods]
     better = ["", *(_with_interval(metric, one["difference"], one["difference_interval"], "+") for one in methods[1:])]
-    heads = ["method", f"{NAMES.get(metric, metric)} (95 %)", "fine-tuning is better by (95 %)"]
+    own = OWN[compared.get("method", "full")][1]
+    heads = ["method", f"{NAMES.get(metric, metric)} (95 %)", f"{own} is better by (95 %)"]
     return [heads, *map(list, zip((one["method"] for one in methods), scores, better, strict=True))]
 
 
@@ -333,16 +376,17 @@ def _with_interval(metric: str, value: float, interval: Sequence[float], sign: s
     return f"{middle}{'%' if factor > 1 and not sign else ''} ({low} to {high})"
 
 
-def _verdict(metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-    """What follows if fine-tuning is not clearly better than the trivial method, or than the best one."""
+def _verdict(metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any], own: str, tried: Collection[str]) -> str:
+    """What follows if the model is not clearly better than the trivial method, or than the best one. own: see OWN."""
     parts = []
     if trivial["difference_interval"][0] <= 0:
         may = "has learned nothing" if trivial["difference"] <= 0 else "may have learned nothing"
-        parts.append(f'WARNING: the fine-tuned model {may}: it is not clearly better than "{trivial["method"]}"')
+        parts.append(f'WARNING: {own} {may}: it is not clearly better than "{trivial["method"]}"')
     if best["difference_interval"][0] <= 0:
         shown = _with_interval(metric, best["difference"], best["difference_interval"], "+")
         compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
-        parts.append(f'fine-tuning is {compared} "{best["method"]}": {NAMES.get(metric, metric)} {shown}')
-        helps = [option for name, option in _OPTIONS.items() if best["method"].startswith(name)]
+        parts.append(f'{own} is {compared} "{best["method"]}": {NAMES.get(metric, metric)} {shown}')
+        others = [*(method for name, method in _TRAINED.items() if best["method"].startswith(name)), "full"]
+        helps = [f"--method {method}" for method in others if method not in tried][:1]
         parts.append(f"what can help: {', '.join([*helps, 'more rows', 'another --model'])}")
     return "; ".join(parts)

@@ -41,6 +41,7 @@ FEWEST_GROUPS = 10  # documents, or different texts, that are divided as a whole
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 LISTED = 5  # rows named in a note
+READING = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")  # settings of texts
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
@@ -70,18 +71,10 @@ class LabelledData:
 
 
 def read_data(
-    data: Data,
-    *,
-    dev: Data | None = None,
-    task: TaskType | None = None,
-    text: Sequence[str] = (),
-    label: str | Sequence[str] | None = None,
-    group: str | None = None,
-    read: ReadOptions = ReadOptions(),
-    fold: Fold | None = None,
-    validation: Validation = "split",
-    whole_documents: bool = False,
-) -> LabelledData:
+    data: Data, *, dev: Data | None = None, task: TaskType | None = None, text: Sequence[str] = (),
+    label: str | Sequence[str] | None = None, group: str | None = None, read: ReadOptions = ReadOptions(),
+    fold: Fold | None = None, validation: Validation = "split", whole_documents: bool = False,
+) -> LabelledData:  # fmt: skip
     """Reads a file, rows in memory, or a folder with a train and a dev file.
 
     Args:
@@ -91,7 +84,8 @@ def read_data(
             fraction of every label. "folds": all rows are train, and dev has those that are predicted by models of the
             others. "auto": folds for less than FEW_ROWS rows. Neither depends on the seed of the run.
         group: a column; rows with the same value stay on one side of the split. Questions about the same context and
-            rows with the same texts always do, and sentences of a document if there are FEWEST_GROUPS documents.
+            rows with the same texts always do; sentences of a document, pairs that share a text, and choices for the
+            same text, if there are FEWEST_GROUPS groups of them.
         fold: number and count: this one of `count` parts is the dev data.
         whole_documents: documents of a CoNLL file stay on one side, because their sentences are read together.
 
@@ -271,8 +265,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
     without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
     copied = {name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")}
-    settings = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")
-    copied |= {name: getattr(recipe, name) for name in settings}
+    copied |= {name: getattr(recipe, name) for name in READING}
     return TaskConfig(
         labels=labels,
         num_choices=_num_choices(data) if schema.task == "choice" else 0,
@@ -317,8 +310,9 @@ def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
 
 def _groups(all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_document: bool) -> list[Hashable]:
     """For each item, the group that stays together: questions on a context, rows with the same texts, rows of a
-    document. Notes say what is kept together that the user did not name. Fewer than FEWEST_GROUPS documents, or texts
-    that differ, cannot be divided well: they are divided by rows."""
+    document, pairs that share a text. Notes say what is kept together that the user did not name. Fewer than
+    FEWEST_GROUPS documents, or texts that differ, cannot be divided well: they are divided by rows. Nor can groups
+    with more than a tenth of the rows: pairs are then kept together by one of their texts, or not."""
     rows: list[Hashable] = list(range(len(all_items)))
     documents = [item.document or row for item, row in zip(all_items, rows, strict=True)]
     if not by_document and len(set(documents)) < len(rows) and len({x.document for x in all_items}) >= FEWEST_GROUPS:
@@ -335,6 +329,16 @@ def _groups(all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_d
         return groups
     if copies := sum(count for count in Counter(keys).values() if count > 1):
         notes.append(f"kept together: {copies:,} rows with the text of another row")
+    is_pair = len(schema.text) == 2 and schema.task != "choice"
+    options = [(0, 1), (0,), (1,)] if is_pair else [(0,)] * (schema.task == "choice")  # which of the texts
+    for sides in options:
+        keys = [text_key(item.texts[side : side + 1]) for side in sides for item in all_items]
+        found = _joined(joined * len(sides), keys)[: len(rows)]
+        shares = (count := len(set(found))) < len(set(joined))
+        if not shares or (count >= FEWEST_GROUPS and max(Counter(found).values()) <= largest):
+            notes += [f"kept together: rows with a text in common, {count:,} groups"] * shares
+            return found
+    notes += ["rows in train and in dev have texts in common: scores on new texts may be lower"] * bool(options)
     return joined
 
 

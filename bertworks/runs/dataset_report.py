@@ -24,8 +24,8 @@ from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
-from bertworks.io.tables import Data
-from bertworks.runs.data_splits import LabelledData, describe_task, read_data, text_key
+from bertworks.io.tables import Data, ReadOptions
+from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
 from bertworks.runs.task_metrics import TASKS, named_spans
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
@@ -185,17 +185,21 @@ def make_dataset_report(
     return replace(report, warnings=[*tokenizer.notes, *found])
 
 
-def check_file(data: Data, *, model: str | Path = "minilm", **options: Any) -> DatasetReport:
+def check_file(
+    data: Data, *, model: str | Path = "minilm", dev: Data | None = None, task: TaskType | None = None,
+    text: str | Iterable[str] | None = None, label: str | Iterable[str] | None = None, group: str | None = None,
+    validation: Validation = "auto", read: ReadOptions = ReadOptions(),
+) -> DatasetReport:  # fmt: skip
     """Reads the data as `finetune` does and reports on it. Nothing is written.
 
     Args:
         data: a file, rows in memory, or a folder with a train and a dev file, as in `finetune`.
         model: its tokenizer counts the tokens, its length is the limit.
-        options: how the data is read, see `runs.data_splits.read_data`.
-            dev: a file; not given: that of the folder, or a random tenth of the rows.
-            task, text, label: the meaning of the columns; not given: inferred.
-            group: a column; rows with the same value stay on one side of the split.
-            read: a `ReadOptions`.
+        dev: the dev data in the same forms; None: that of the folder, or else see `validation`.
+        task, text, label: the meaning of the columns; None: inferred.
+        group: a column; rows with the same value stay on one side of the split.
+        validation: see `runs.data_splits.read_data`.
+        read: how files are read.
 
     Raises:
         UsageError: no such file or column.
@@ -203,7 +207,8 @@ def check_file(data: Data, *, model: str | Path = "minilm", **options: Any) -> D
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    labelled = read_data(data, **{"validation": "auto"} | options)
+    meaning: dict[str, Any] = {"task": task, "text": text, "label": label, "group": group}
+    labelled = read_data(data, dev=dev, read=read, validation=validation, **meaning)
     recipe = load_finetune_recipe("stable")
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)
@@ -243,7 +248,7 @@ def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
     if task == "choice":  # num_truncated is the sum over all choices
         prompt, *choices = map(len, tokenizer.ids(features.item.texts))
         return prompt + max(choices) + 3
-    if len(features.unit) == 1:
+    if len(features.unit) == 1 or task not in ("tagging", "spans", "qa"):  # both texts of a pair may be one each
         return longest_sequence(features.unit) + features.num_truncated
     if task == "tagging":
         return sum(map(len, tokenizer.ids(features.item.texts))) + 2

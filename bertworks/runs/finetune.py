@@ -23,7 +23,7 @@ from bertworks.batching.features import Features
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import add_overrides, dump_recipe
+from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError, as_path, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
@@ -33,8 +33,8 @@ from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_t
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import calibration, intervals
 from bertworks.runs import task_metrics
-from bertworks.runs.baselines import FINETUNED, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
-from bertworks.runs.data_splits import EVALUATED, PARTS, LabelledData, Method, Validation, methods_of
+from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
+from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
 from bertworks.runs.pretrain import seconds_of
 from bertworks.runs.processes import Processes, training_processes
@@ -50,20 +50,19 @@ WORST = 25  # mistakes on the page; errors.csv has all
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
+Baselines = dict[Hashable, Answers]  # by fold and task
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
 def finetune_events(
-    output: str | Path,
-    request: FinetuneRequest,
-    *,
-    device: str = "auto",
-    overwrite: bool = False,
-    data: LabelledData | None = None,
-) -> Iterator[Event]:
+    output: str | Path, request: FinetuneRequest, *, device: str = "auto", overwrite: bool = False,
+    data: LabelledData | None = None, baselines: Baselines | None = None,
+) -> Iterator[Event]:  # fmt: skip
     """Fine-tunes a model and yields events; `output` becomes a model folder.
 
-    data: the data of the request, if it is read already; None: it is read here.
+    Args:
+        data: the data of the request, if it is read already; None: it is read here.
+        baselines: those of earlier calls, for several fine-tunings of the same model; new ones are added.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
@@ -90,7 +89,7 @@ def finetune_events(
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
                     write_text(recipe_file, dump_recipe(job.recipe))
-                yield from _train(job, output, device_, processes)
+                yield from _train(job, output, device_, processes, baselines)
         elif processes.first:
             processes.meet()
         done = read_json(output / FINISHED)
@@ -117,9 +116,11 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
     return FinetuneJob(job.request, job.device, recipe, job.data, job.source)
 
 
-def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
+def _train(
+    job: FinetuneJob, output: Path, device: torch.device, processes: Processes, baselines: Baselines | None
+) -> Iterator[Event]:
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
-    survey, seconds = job.data_report.as_dict(), 0.0
+    survey, seconds, methods = job.data_report.as_dict(), 0.0, compared_methods(job)
     disable_heap_trim()
     if processes.first:
         write_json(output / "data.json", survey)
@@ -135,7 +136,7 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
     else:
         done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
-        result, text = evaluate_on_dev(job, output, device)
+        result, text = evaluate_on_dev(job, output, device, methods, baselines)
         score = result["figures"][job.metric]
         results = {"figures": result["figures"], "metric": job.metric, "score": score, "method": job.method}
         results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
@@ -156,9 +157,16 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
     return Event("done", f"{output}: a linear head, fitted in {duration(seconds)}", figures)
 
 
-def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, Any], str]:
+def evaluate_on_dev(
+    job: FinetuneJob, folder: Path, device: torch.device,
+    methods: Sequence[Method] = ("full",), baselines: Baselines | None = None,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
     """The result for the model in the folder on dev, as in result.json, and the last message to the user. The threshold
     and the temperature are stored in the model. Writes errors.csv, README.md, report.html and last result.json.
+
+    Args:
+        methods: those that were compared.
+        baselines: see `finetune_events`.
 
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
@@ -172,8 +180,14 @@ def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tup
     results, wrong = task_metrics.task_results(d, job.dev, answers)
     sums = task_metrics.row_sums(d, items, answers, job.metric)
     samples = intervals.resampled(sums, task_metrics.groups_of(d, items))
-    simple = _simple_answers(job, FrozenEncoder(job.model, device, d.max_length))
-    compared = compare_baselines(d, job.metric, job.dev, {FINETUNED: answers, **simple})
+    baselines, task = {} if baselines is None else baselines, (job.request.fold, job.description)
+    if task not in baselines:
+        encoder, parts = FrozenEncoder(job.model, device, d.max_length), job.data.parts[:EVALUATED]
+        parts = parts if job.data.is_validated else ()
+        baselines[task] = baseline_answers(job.train, job.dev, job.description, encoder, parts=parts)
+    own: dict[str, Sequence[Answer | None]] = {OWN[job.method][0]: answers}
+    compared = compare_baselines(d, job.metric, job.dev, own | baselines[task], method=job.method, tried=methods)
+    compared["place"] = "in cross-validation" if job.data.is_validated else "on dev"
     result = {
         "weights_sha256": sha256(folder / WEIGHTS),
         **results,
@@ -189,22 +203,8 @@ def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tup
     write_text(folder / "README.md", job.card(folder, result["figures"], result))
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    where = f"on {len(job.dev):,} rows that it did not see" if job.data.is_validated else "on dev"
-    return result, _summary(folder, result, where)
-
-
-def _simple_answers(job: FinetuneJob, encoder: FrozenEncoder) -> dict[str, list[Answer]]:
-    """Predictions of simple methods for the dev rows. In a cross-validation they learn from the same rows as the model
-    that predicts a part."""
-    if not job.data.is_validated:
-        return baseline_answers(job.train, job.dev, job.description, encoder, seed=job.seed)
-    found = []
-    for part in job.data.parts[:EVALUATED]:
-        others = [job.train[n] for n in sorted(set(range(len(job.train))) - set(part))]
-        rows = [job.train[n] for n in part]
-        found.append(baseline_answers(others, rows, job.description, encoder, seed=job.seed))
-    shared = [name for name in found[0] if all(name in answers for answers in found)]
-    return {name: [answer for answers in found for answer in answers[name]] for name in shared}
+    where = f", on {len(job.dev):,} rows that it did not see" if job.data.is_validated else ""
+    return result, _summary(folder, result, compared["place"] + where)
 
 
 def fit_outputs(
@@ -255,11 +255,9 @@ def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -
         return replace(d, threshold=task_metrics.best_threshold(answers, figures)) if "threshold" in figures else d
     x, gold, _ = gold_logits(d, rows, logits)
     d = replace(d, temperature=calibration.fit_temperature(x, gold))
-    return (
-        replace(d, threshold=calibration.best_label_threshold(sigmoid(x / d.temperature), gold))
-        if d.task == "multilabel"
-        else d
-    )
+    if d.task == "multilabel":
+        d = replace(d, threshold=calibration.best_label_threshold(sigmoid(x / d.temperature), gold))
+    return d
 
 
 def gold_logits(
@@ -299,11 +297,12 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     lstm = f" in the frozen encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
     can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
     early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
+    rate, epochs = recipe.optimizer.learning_rate, f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"
+    steps = f"{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
     return (
         f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{lstm}\n"
         f"method       {' or '.join(compared_methods(job))}{validated}\n"
-        f"training     {recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "
-        f"{recipe.batch_size} at a time, rate {recipe.optimizer.learning_rate:g}{early}\n"
+        f"training     {steps if job.method != 'frozen' else 'a linear head on the vectors of the frozen model'}\n"
         f"time         about {duration(seconds)} on this machine"
     )
 
@@ -316,15 +315,17 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         options: the others of `finetune`.
 
     Raises:
-        UsageError: standard input, which can be read only once; a setting that `overrides` has too.
+        UsageError: standard input, which can be read only once; a setting that `overrides` has too, or that the method
+            does not use.
     """
     words = names_of(options.get("overrides"))
-    add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
     if budget := options.get("budget"):
         seconds_of(budget)
         if options.get("epochs") or any(word.startswith("epochs=") for word in words):
             raise UsageError("a budget decides the number of epochs", hint="give --budget or --epochs, not both")
     words = add_overrides(words, {field: options.pop(name, None) for name, field in _SETTINGS.items()})
+    given = add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
+    refuse_unused(options.get("method", "auto"), parse_overrides(given))
     model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
     options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
@@ -333,6 +334,14 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     options["model"] = absolute(model) if model.is_dir() else str(options.get("model", "minilm"))
     options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     return FinetuneRequest(**options)
+
+
+def refuse_unused(method: Method, names: Iterable[str]) -> None:
+    """Raises UsageError if a setting is named, by its path in a recipe, that the method does not use."""
+    used, plain = ("title", "class_weights", "precision", *READING), (*_SETTINGS.values(), "seed", "seeds")
+    if unused := [name for name in names if method == "frozen" and name not in used]:
+        words = ", ".join(option_of(name) if name in plain else f"--set {name}" for name in unused)
+        raise UsageError(f"the method 'frozen' does not use {words}", hint=f"leave out {words}; or --method full")
 
 
 def _source(data: Data, name: str) -> str | StoredRows:

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import UsageError, as_path, listed, quoted
+from bertworks.errors import UsageError, as_path, quoted
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
+from bertworks.io.tables import Data, sources_of
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.formats import Documents
@@ -26,18 +27,16 @@ PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
 
 
 def read_text(
-    inputs: Sequence[str | Path],
-    text_column: str | None = None,
-    documents: Documents = "auto",
+    inputs: Sequence[str | Path] | Data, text_column: str | None = None, documents: Documents = "auto",
     encoding: str | None = None,
-) -> CorpusReader:
+) -> CorpusReader:  # fmt: skip
     """The reader of raw text.
 
     Raises:
         UsageError: an input is a folder of shards or of a model, or holds one, or one of a tokenizer.
         BertworksError: an input names nothing that can be read.
     """
-    for path in [inputs] if isinstance(inputs, str | Path) else listed(inputs, "give one path, or a list", "path"):
+    for path in (sources := sources_of(inputs)):
         folder = as_path(path).expanduser()
         if holds_shards(folder):
             trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
@@ -46,7 +45,7 @@ def read_text(
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
             hint = f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from this model"
             raise UsageError("this folder holds a model, not text", where=str(path), hint=hint)
-    reader = CorpusReader(inputs, text_column=text_column, documents=documents, encoding=encoding)
+    reader = CorpusReader(sources, text_column=text_column, documents=documents, encoding=encoding)
     for path in reader.files:
         if path.name == "tokenizer.json":  # shards and models have one too
             what = "a folder within the input holds a tokenizer, a model or shards, not text"

@@ -7,7 +7,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,9 +20,10 @@ from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
 from bertworks.events import Event, duration, forward_events
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
+from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import PretrainJob, phase_batches
@@ -47,7 +48,7 @@ COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0
 class Request:
     """The arguments of `pretrain`. The same request in the same folder resumes a run, another one is refused."""
 
-    inputs: tuple[str, ...]
+    inputs: tuple[str | StoredRows, ...]
     recipe: str | None = None
     overrides: tuple[str, ...] = ()
     budget: str | None = None
@@ -62,7 +63,7 @@ class Request:
     @property
     def is_shards(self) -> bool:
         """Whether the input is a folder of shards, complete or not."""
-        return len(self.inputs) == 1 and holds_shards(self.inputs[0])
+        return len(self.inputs) == 1 and holds_shards(Path(self.inputs[0]))
 
     def shards_folder(self, output: Path) -> Path:
         """The folder of the token ids, existing or not."""
@@ -71,6 +72,7 @@ class Request:
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
         if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
@@ -92,7 +94,7 @@ def estimate_tokens(reader: CorpusReader) -> int:
     return int(size / CHARACTERS_PER_TOKEN)
 
 
-def make_request(inputs: Sequence[str | Path], **options: Any) -> Request:
+def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request:
     """The request with absolute paths.
 
     Args:
@@ -101,7 +103,7 @@ def make_request(inputs: Sequence[str | Path], **options: Any) -> Request:
     Raises:
         UsageError: contradictory options, or an invalid budget.
     """
-    if not inputs:
+    if not (sources := sources_of(inputs)):
         raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
     recipe, budget, tokenizer, init = (options.get(name) for name in ("recipe", "budget", "tokenizer", "init"))
     if tokenizer and init:
@@ -114,8 +116,7 @@ def make_request(inputs: Sequence[str | Path], **options: Any) -> Request:
     options |= {name: absolute(path) for name, path in paths.items() if path}
     options["overrides"] = names_of(options.get("overrides"))
     options["budget"] = budget or (None if recipe else "1h")
-    names = [inputs] if isinstance(inputs, str | Path) else listed(inputs, "give one path, or a list", "path")
-    return Request(tuple(map(absolute, names)), **options)
+    return Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
 
 
 def seconds_of(budget: str) -> float:
@@ -167,38 +168,37 @@ class Estimate:
 
 
 def pretrain(
-    inputs: Sequence[str | Path],
-    output: str | Path,
-    *,
-    device: str = "auto",
-    overwrite: bool = False,
-    workers: int | None = None,
-    verify: bool = False,
-    **options: Any,
-) -> Iterator[Event]:
-    """Pre-train a network and yield the events of the run; `output` becomes a model folder.
+    inputs: Sequence[str | Path] | Data, output: str | Path, *, recipe: str | None = None,
+    overrides: str | Iterable[str] = (), budget: str | None = None, tokenizer: str | None = None,
+    init: str | None = None, precision: str | None = None, seed: int | None = None, text_column: str | None = None,
+    documents: Documents = "auto", encoding: str | None = None, device: str = "auto", overwrite: bool = False,
+    workers: int | None = None, verify: bool = False,
+) -> Iterator[Event]:  # fmt: skip
+    """Pre-train a network and yield the events of the run; `output` becomes a model folder. The same arguments in the
+    same folder resume a run.
 
     Args:
-        inputs: raw text (files, folders, globs), or one shards folder.
+        inputs: raw text (files, folders, globs), or one shards folder; or rows in memory, with a column of texts: a
+            DataFrame, a dict of columns, a list like [{"text": "..."}].
+        recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
+        budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
+            steps. With neither: one hour.
+        tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
+        init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
+        precision, seed: None: those of the recipe.
+        text_column, documents, encoding: of raw text, see `CorpusReader`.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
-        options: what the run trains; the same ones in the same folder resume it.
-            recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
-            budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number
-                of steps. With neither: one hour.
-            tokenizer: a tokenizer folder; not given: a vocabulary is trained on the text.
-            init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
-            precision, seed: instead of those of the recipe.
-            text_column, documents, encoding: of raw text, see `CorpusReader`.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the text cannot be used, the disk is full, or the training diverged.
     """
+    request = make_request(**{name: value for name, value in locals().items() if name in Request.__dataclass_fields__})
     begin = time.perf_counter()
-    request = make_request(inputs, **options)
     output, where, content = as_path(output, "output folder"), choose_device(device), request.content()
     with training_processes(where) as processes, ExitStack() as stack:
-        refuse_nested(output, filter(None, (*request.inputs, request.tokenizer, request.init)), request.inputs)
+        paths = [one for one in request.inputs if isinstance(one, str)]
+        refuse_nested(output, filter(None, (*paths, request.tokenizer, request.init)), paths)
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
@@ -222,7 +222,7 @@ def pretrain(
         yield replace(done, text=f"{done.text}\n{ending}")
 
 
-def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
+def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **options: Any) -> Estimate:
     """The cost of `pretrain` with the same arguments, measured with a few training steps on random tokens."""
     request = make_request(inputs, **options)
     where = choose_device(device)
@@ -262,7 +262,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     if reader:
         tokens = estimate_tokens(reader)
     else:
-        shards = Shards.open(request.inputs[0])
+        shards = Shards.open(Path(request.inputs[0]))
         tokens, own = shards.manifest.tokens, shards.tokenizer()
         if tokenizer and tokenizer.sha256 != own.sha256:
             hint = f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER"

@@ -17,7 +17,7 @@ from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
-from bertworks.runs.baselines import FINETUNED, format_baselines
+from bertworks.runs.baselines import format_baselines
 from bertworks.runs.dataset_report import DatasetReport
 from bertworks.runs.run_folder import describe, named_measures, read_metrics, versions
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, TASKS, Mistake, counted, format_metrics, titled_metrics
@@ -33,9 +33,15 @@ def _show(name: str) -> Show:
     return svg.percent if name in SHARES else svg.plain
 
 
-def _title(metric: str) -> str:
+def _title(metric: str, place: str) -> str:
     name = NAMES.get(metric, metric)
-    return f"{name[0].upper()}{name[1:]} on dev"
+    return f"{name[0].upper()}{name[1:]} {place}"
+
+
+def place_of(result: Mapping[str, Any] | None) -> str:
+    """Where the figures of a result come from: "on dev", also in folders of earlier versions, or "in
+    cross-validation"."""
+    return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
 
 
 OBJECTIVE_CHARTS: list[Chart] = [
@@ -88,13 +94,13 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     summary = _spent(steps, evaluations)
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
-    title = _title(metric)
+    title = _title(metric, place := place_of(result))
     charts = [("Loss", "loss", svg.plain, False), (title, metric, _show(metric), False), *OPTIMIZATION_CHARTS]
     drawn = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
-        drawn.append(svg.scatter("Numbers of dev", result["points"], "right", "answered"))
+        drawn.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
     sections = [svg.side_by_side(drawn), *(_evaluation_sections(result) if result else ())]
-    sections[:0] = _comparison(result["baselines"]) if result and result.get("baselines") else ()
+    sections[:0] = _comparison(result["baselines"], place) if result and result.get("baselines") else ()
     if evaluations:
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
@@ -104,13 +110,13 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     return _write(folder, "fine-tuning", summary, sections)
 
 
-def _comparison(compared: Mapping[str, Any]) -> Iterable[str]:
+def _comparison(compared: Mapping[str, Any], place: str) -> Iterable[str]:
     """The score of the model and of the best simple method as the headline; what follows; all of them in a picture."""
     heads, ours, *others = format_baselines(compared)
     best, metric = " ".join(others[compared["best"]][:2]), compared["metric"]
-    yield svg.headline(f"{_title(metric)} {ours[1]}; {best}", compared["verdict"])
+    yield svg.headline(f"{_title(metric, place)} {ours[1]}; {best}", compared["verdict"])
     bars = [(one["method"], one["score"], one["interval"]) for one in compared["methods"]]
-    picture = svg.intervals(_title(metric), bars, _show(metric), FINETUNED)
+    picture = svg.intervals(_title(metric, place), bars, _show(metric), ours[0])
     yield svg.section("Beside simple methods", picture + svg.words(heads, [ours, *others], wraps=False))
 
 
@@ -124,14 +130,15 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
         BertworksError: the page cannot be written.
     """
     bars, rows, metric = [], [], done[0]["metric"]
+    title = _title(metric, place_of(done[0]))
     for one in done:
         _, ours, *others = format_baselines(one["baselines"])
         model = one["baselines"]["methods"][0]
         bars.append((one["folder"], model["score"], model["interval"]))
         best = " ".join(others[one["baselines"]["best"]][:2])
         rows.append([one["folder"], ours[1], best, duration(one["seconds"])])
-    table = svg.words(["fine-tuning", f"{_title(metric)} (95 %)", "best simple method", "time"], rows, wraps=False)
-    picture = svg.intervals(_title(metric), bars, _show(metric))
+    table = svg.words(["fine-tuning", f"{title} (95 %)", "best simple method", "time"], rows, wraps=False)
+    picture = svg.intervals(title, bars, _show(metric))
     sections = [svg.preformatted("Result", summary), svg.section("All fine-tunings", picture + table)]
     write_text(folder / "report.html", svg.page(folder.resolve().name, f"{len(done)} fine-tunings", "", sections))
     return folder / "report.html"
@@ -244,14 +251,9 @@ _SELECTED = "These rows also selected the checkpoint: expect slightly lower figu
 
 
 def task_card(
-    folder: Path,
-    d: TaskConfig,
-    recipe: FinetuneRecipe,
-    model_name: str,
-    data_report: DatasetReport,
-    figures: Mapping[str, float],
-    result: Mapping[str, Any] = NOT_EVALUATED,
-) -> str:
+    folder: Path, d: TaskConfig, recipe: FinetuneRecipe, model_name: str, data_report: DatasetReport,
+    figures: Mapping[str, float], result: Mapping[str, Any] = NOT_EVALUATED,
+) -> str:  # fmt: skip
     """The card of a fine-tuned model.
 
     Args:
@@ -300,20 +302,23 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: M
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
     intervals, compared = result.get("intervals", {}), ""
     if baselines := result.get("baselines"):
-        heads, *rows = format_baselines(baselines)
+        titles, *rows = format_baselines(baselines)
         verdict = f"\n{baselines['verdict']}.\n" if baselines["verdict"] else ""
-        compared = f"\n{render_table(heads, {name: tuple(cells) for name, *cells in rows})}{verdict}"
-    scores = render_table(("On dev", "with 95 % interval" if intervals else ""), titled_metrics(figures, intervals))
+        compared = f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
+    place = "Cross-validation" if data_report.is_validated else "Dev"
+    heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
+    scores = render_table(heads, titled_metrics(figures, intervals))
     return f"""{scores}{compared}
-Dev: {note}.
+{place}: {note}.
 """
 
 
 def _data(data_report: DatasetReport) -> str:
     labels = dict(list(data_report.labels.items())[:MAX_LABELS])
-    table = render_table(("Label", "in train", "in dev"), labels) if labels else ""
+    held_out = "of them evaluated" if data_report.is_validated else "in dev"
+    table = render_table(("Label", "in train", held_out), labels) if labels else ""
     warnings = "".join(f"\n- {warning}" for warning in data_report.warnings)
-    return f"{data_report.train:,} rows in train, {data_report.dev:,} in dev.\n\n{table}{warnings}"
+    return f"{data_report.train:,} rows in train, {data_report.dev:,} {held_out}.\n\n{table}{warnings}"
 
 
 def _usage(d: TaskConfig) -> str:

@@ -149,6 +149,7 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], me
         from scipy.stats import rankdata
 
         numbers = np.array([(item.label, answer["value"]) for item, answer in zip(items, answers)], np.float64)
+        numbers -= numbers[0]  # equal numbers are 0 then, and have exactly no correlation
         x, y = (rankdata(numbers, axis=0) if metric == "spearman" else numbers).T
         return intervals.correlation_sums(x, y)
     if d.task == "qa":

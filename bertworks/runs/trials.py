@@ -17,9 +17,9 @@ from bertworks.errors import UsageError, as_path, names_of
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
-from bertworks.runs.finetune import finetune_events
+from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
 from bertworks.runs.finetune_job import FinetuneRequest
-from bertworks.runs.report import write_trials_report
+from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
 from bertworks.runs.task_metrics import NAMES, bounded, format_score
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
@@ -44,14 +44,16 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
         sweep: `field=value,value,...` settings, or "paper": the grid of Devlin et al. 2019, appendix A.3.
 
     Raises:
-        UsageError: settings of another form; folds together with a dev file.
+        UsageError: settings of another form, or that the method does not use; folds together with a dev file.
     """
     if folds and (folds < 2 or request.dev):
         raise UsageError("folds divide the training data: expected 2 or more, and no --dev")
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
     grid = [_values(word) for words in names_of(sweep) for word in (PAPER_GRID if words == "paper" else (words,))]
-    for field in parse_overrides(request.overrides).keys() & parse_overrides([w for g in grid for w in g]).keys():
+    swept = parse_overrides([word for words in grid for word in words]).keys()
+    refuse_unused(request.method, [*swept, *["seeds"] * (seeds > 1)])
+    for field in parse_overrides(request.overrides).keys() & swept:
         raise UsageError(f"{field} is in the sweep, and is set by another option", hint="leave out one of them")
     parts = range(folds) if folds else [None]
     for words, fold, seed in product(product(*grid), parts, range(first, first + seeds)):
@@ -82,12 +84,11 @@ def run_trials(
     request = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)
     exists = check_same_request(output, request, overwrite)
-    done: list[dict[str, Any]] = []
-    samples: list[Array] = []
+    done, samples, baselines = list[dict[str, Any]](), list[Array](), Baselines()
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
         folder = output / trial.folder
-        for event in finetune_events(folder, trial.request, overwrite=overwrite, **options):
+        for event in finetune_events(folder, trial.request, overwrite=overwrite, baselines=baselines, **options):
             if event.kind == "plan" and not exists:  # the request is checked by then
                 create_run_folder(output, request)
                 exists = True
@@ -106,7 +107,7 @@ def run_trials(
             with replacing(output / name) as temporary:
                 shutil.copyfile(output / best["folder"] / name, temporary)
     shown = format_score(best["metric"], best["score"])
-    choice = f"the best of {len(done)} trainings, chosen by its {shown} on dev: expect the mean on new texts"
+    choice = f"the best of {len(done)} trainings, chosen by its {shown} {place_of(best)}: expect the mean on new texts"
     text = f"{table(best['metric'], settings)}\n{output}: {choice} ({best['folder']})"
     text += f"\nsee {write_trials_report(output, done, text)}"
     mean = table(best["metric"], settings).partition(";")[0]

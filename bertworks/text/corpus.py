@@ -11,8 +11,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
-from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted, several
+from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
 from bertworks.io.atomic_write import sha256
+from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, rereadable
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
 from bertworks.text.segmentation import cut_text, paragraphs
@@ -42,9 +43,10 @@ class CorpusReader:
     Files are sorted by their path relative to the input, independent of the order of the inputs.
 
     Args:
-        inputs: the paths. Of folders: .txt .jsonl .csv .tsv .parquet, their other usual suffixes (.text .ndjson .tab
-            .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz .bz2. Names with a leading "_",
-            other suffixes, links to folders, pipes and devices are skipped and counted. Hidden files are ignored.
+        inputs: the paths, or rows in memory as in `pretrain`. Of folders: .txt .jsonl .csv .tsv .parquet, their other
+            usual suffixes (.text .ndjson .tab .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz
+            .bz2. Names with a leading "_", other suffixes, links to folders, pipes and devices are skipped and counted.
+            Hidden files are ignored.
         text_column: the column or field of the text; None: inferred per file, and reported.
         documents: the end of a document in plain text; "auto": inferred from the first megabyte of each file, and
             reported.
@@ -61,19 +63,17 @@ class CorpusReader:
     """
 
     def __init__(
-        self,
-        inputs: Sequence[str | Path],
-        *,
-        text_column: str | None = None,
-        documents: Documents = "auto",
+        self, inputs: Sequence[str | Path] | Data, *, text_column: str | None = None, documents: Documents = "auto",
         encoding: str | None = None,
-    ):
+    ):  # fmt: skip
         self.text_column, self.documents, self.encoding = text_column, documents, encoding
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
         self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
-        for item in [inputs] if isinstance(inputs, str | Path) else several(inputs, "give one path, or a list", "path"):
+        self._inputs = sources_of(inputs)  # rows in memory are a file as long as this object exists
+        for item in self._inputs:
             path, pipe_name = rereadable(item, self)
+            pipe_name = str(item) if isinstance(item, StoredRows) else pipe_name
             found = [(path, "")] if pipe_name else self._find(path)
             files = [(file.resolve(), (relative, pipe_name or str(file))) for file, relative in found]
             if not files:
