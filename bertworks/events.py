@@ -19,6 +19,10 @@ class Event:
     fields: dict[str, Any] = field(default_factory=dict)
 
 
+def no_notes(text: str) -> None:
+    """Shows no note: the default of work that passes its notes to a function."""
+
+
 def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
     """Passes on what happens in a part of a longer work, and returns its last event, which is not that of the
     whole."""

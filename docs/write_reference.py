@@ -67,7 +67,7 @@ def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
         signature = inspect.signature(value).replace(parameters=types)
     return [
         "```python",
-        f"{name}{signature}".replace("bertworks.", ""),
+        re.sub(r"<function (\w+) at \w+>", r"\1", f"{name}{signature}").replace("bertworks.", ""),
         "```",
         "```text",
         inspect.cleandoc(value.__doc__ or ""),

@@ -211,7 +211,7 @@ def test_what_cannot_be_written_is_an_error():
 
 
 def test_control_characters_reach_no_terminal(capsys, monkeypatch):
-    text = "a\x1b]0;title\x07 b\x9b2J c\rd\x08\x7f\te\nf é 日"
+    text = "a\x1b]0;title\x07 b\x9b2J c\rd\x08\x7f\te\nf é 日 \u200b\u202egnp.\u2066x\u2069\u200f"
     console.say(text)
     console.out(text)
     assert capsys.readouterr() == (f"{text}\n", f"{text}\n")  # of a pipe or a file, as it is
@@ -220,12 +220,16 @@ def test_control_characters_reach_no_terminal(capsys, monkeypatch):
     console.say(text)
     console.out(text)
     console.emit({"text": text})
-    shown = "a\\u001b]0;title\\u0007 b\\u009b2J c\\u000dd\\u0008\\u007f\te\nf é 日\n"
+    shown = "a\\u001b]0;title\\u0007 b\\u009b2J c\\u000dd\\u0008\\u007f\te\nf é 日"
+    shown += " \u200b\\u202egnp.\\u2066x\\u2069\\u200f\n"
     out, err = capsys.readouterr()
     assert err == shown
     assert out.startswith(shown)
     assert json.loads(out.removeprefix(shown)) == {"text": text}
     assert not any(unicodedata.category(character) == "Cc" for character in out + err if character not in "\t\n")
+    kinds = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    codes = {code for code in range(sys.maxunicode) if unicodedata.bidirectional(chr(code)) in kinds}
+    assert codes | set(map(ord, "\u061c\u200e\u200f")) <= console.CONTROLS.keys()  # all of Bidi_Control in Unicode
 
 
 def test_commands_print_through_the_console():

@@ -15,8 +15,9 @@ from pyarrow import parquet
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io import text_files
+from bertworks.io import tables, text_files
 from bertworks.io.tables import ReadOptions
+from bertworks.text.corpus import CorpusReader
 
 MB = 1 << 20
 SMALL = ReadOptions(max_row_bytes="100")
@@ -185,3 +186,54 @@ def write_classifier(folder: Path) -> Path:
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save(folder)
     return folder
+
+
+# --- little that becomes much -----------------------------------------------------------------------------------------
+
+
+def write_dictionary(path: Path, text: str, rows: int, *, typed: bool) -> Path:
+    """One text in all rows, stored once; typed: the file says so to Arrow."""
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array([text]))
+    table = pyarrow.table({"text": column, "label": ["a", "b"] * (rows // 2)})
+    parquet.write_table(table, path, store_schema=typed, dictionary_pagesize_limit=1 << 30)
+    return path
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_text_that_is_stored_once_is_read_in_small_parts(
+    typed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "good films " * 100
+    path = write_dictionary(tmp_path / "a.parquet", text, 500, typed=typed)
+    assert path.stat().st_size < 10_000
+    monkeypatch.setattr(tables, "_PARQUET_BYTES", 10 * len(text))
+    with tables.open_parquet(path, "a") as file:
+        sizes = [len(batch) for batch in tables.batches_of(file)]
+    assert sum(sizes) == 500
+    assert max(sizes) <= 10
+    rows = [row.values for row in RowReader(path)]
+    assert rows == [{"text": text, "label": "ab"[number % 2]} for number in range(500)]
+    assert [document.text for document in CorpusReader([path])] == [text.strip()] * 500
+    assert "a.parquet:1: a row has more than 100 bytes" in error(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["read", "corpus"])
+def test_a_file_of_a_kilobyte_with_gigabytes_of_text(job: str, tmp_path: Path) -> None:
+    used, found = growth(job, write_dictionary(tmp_path / "a.parquet", "good film " * (MB // 2), 400, typed=False))
+    assert not found
+    assert used < 4 * 5 + 200
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "content"),
+    [
+        ("a.json", "", '{"text": ' + "[" * 200_000 + "]" * 200_000 + "}"),
+        ("a.jsonl", '{"text": "a"}\n', '{"text": ' + '{"a":' * 100_000 + "1" + "}" * 100_000 + "}\n"),
+        ("a.json", "", "[" * 300_000),
+        ("a.jsonl.gz", '{"text": "a"}\n', '{"text": ' + "[" * 200_000 + "]" * 200_000 + "}\n"),
+    ],
+)
+def test_lists_within_lists_without_end(name: str, before: str, content: str, tmp_path: Path) -> None:
+    found = error(write(tmp_path / name, before + content), ReadOptions())
+    assert f"{name}:{2 if before else 1}: this JSON has too many lists or objects within others" in found

@@ -35,6 +35,8 @@ from bertworks.retrieval.index import Index
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.dataset_report import make_dataset_report
 from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.report import write_errors
+from bertworks.runs.task_metrics import Mistake
 from bertworks.text.tokenizer import with_marks
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
@@ -47,7 +49,9 @@ def train(data: Path, output: Path, model: Path) -> Path:
 
 # --- names and cells --------------------------------------------------------------------------------------------------
 
-REVIEWS = [{"text": text, "label": "=pos"} for text in ("=1+2 good", "-5", "-1.5e-3", "@x", "- bad", "a=1", "+49 30 1")]
+REVIEWS = [
+    {"text": text, "label": "=pos"} for text in ("=1+2 good", "-5", "-1.5e-3", "@x", "- bad", "a=1", "+49 30 1", "＝1")
+]
 
 
 def test_any_name_works_everywhere(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +79,8 @@ def test_any_name_works_everywhere(model: Path, tmp_path: Path, capsys: pytest.C
         *([["export", head, "-o", str(folder / f"{name}.onnx")]] * 2),
         ["predict", str(folder / f"{name}.onnx"), data, "-o", str(folder / "of_export.csv")],
         ["fill", str(mine), "a [MASK] film"],
+        ["convert", str(mine), "-o", str(folder / "clean" / name)],
+        ["push", str(folder / "clean" / name), "me/model", "--dry-run"],
     ]
     for words in commands:
         assert main(words) == 0, (words[0], capsys.readouterr().err)
@@ -91,7 +97,7 @@ def test_formulas_are_named_and_guarded_where_that_is_chosen(guard: bool, tmp_pa
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     mark = "'" if guard else ""
-    is_formula = [True, False, False, True, True, False, True]
+    is_formula = [True, False, False, True, True, False, True, True]
     assert [row["text"] for row in rows] == [
         (mark if bad else "") + row["text"] for bad, row in zip(is_formula, REVIEWS, strict=True)
     ]
@@ -114,6 +120,20 @@ def test_a_note_names_the_option_that_guards_formulas(
     assert main([*words, "--guard-formulas", "--overwrite"]) == 0
     assert "have a ' before them" in capsys.readouterr().err
     assert (tmp_path / "o.csv").read_text().startswith("'=A1,embedding\n\"'=HYPERLINK(")
+
+
+def test_mistakes_are_listed_without_formulas(tmp_path: Path) -> None:
+    wrong = [Mistake("=x.csv:2", (row["text"],), row["label"], "-1", -0.5, 1.0) for row in REVIEWS]
+    description = TaskConfig(task="classification", text=("=text",), label=("label",), labels=("-1", "=pos"))
+    write_errors(tmp_path / "errors.csv", description, wrong)
+    with (tmp_path / "errors.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["where", "'=text", "gold", "predicted", "score"]
+    texts = ["'=1+2 good", "-5", "-1.5e-3", "'@x", "'- bad", "a=1", "'+49 30 1", "'＝1"]
+    assert rows == [["'=x.csv:2", text, "'=pos", "-1", "-0.5"] for text in texts]
+    write_errors(tmp_path / "errors.jsonl", description, wrong)
+    found = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    assert [row["=text"] for row in found] == [row["text"] for row in REVIEWS]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

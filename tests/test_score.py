@@ -15,8 +15,8 @@ from fine import tokenizer, write_model
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.evaluation.evaluate import evaluate_blimp, is_better
-from bertworks.inference.masked_lm import Score, score
+from bertworks.evaluation.evaluate import evaluate_blimp
+from bertworks.inference.masked_lm import Score, is_better, score
 
 SENTENCES = [
     "the film was good",

@@ -4,6 +4,8 @@ Python; and what it refuses, from whom, and that nobody suffers from what others
 import asyncio
 import base64
 import json
+import os
+import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -101,6 +103,16 @@ def test_vectors_in_the_shape_of_openai(words: Local):
     for one, other in zip(plain["data"], coded["data"], strict=True):
         assert near(np.frombuffer(base64.b64decode(other["embedding"]), "<f4"), one["embedding"])
     assert words.send("GET", "/v1/models").json()["data"][0]["id"] == "words"
+
+
+def test_a_model_with_a_name_that_is_not_utf8_is_served(models: dict[str, Path], tmp_path: Path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9 m\xff")
+    shutil.copytree(models["classification"], folder)
+    with Local(folder) as local:
+        assert local.send("GET", "/v1/models").json()["data"][0]["id"] == "caf\\udce9 m\\udcff"
+        assert local.send("GET", "/info").json()["model_id"] == "caf\\udce9 m\\udcff"
+        for path in ("/predict", "/explain"):
+            assert local.post(path, {"inputs": "good film"}).status_code == 200
 
 
 def test_masks_are_filled_as_by_fill(words: Local, models: dict[str, Path]):

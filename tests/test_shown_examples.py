@@ -3,19 +3,21 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fine import tokenizer, write_conll, write_pairs, write_reviews
+from fine import tokenizer, write_conll, write_pairs, write_reviews, write_squad
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bertworks.batching.features import SHOWN, Featurizer
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, TaskType
+from bertworks.errors import BertworksError
 from bertworks.events import Event, printable
-from bertworks.inference.embed import embed_file
+from bertworks.inference.embed import Embedder, embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.retrieval.index import index_file
 from bertworks.runs.dataset_report import check_file
@@ -223,3 +225,81 @@ def test_commands_print_examples_on_standard_error(
     assert [event["kind"] for event in events if "example" in event] == ["note", "note"]
     assert main(["evaluate", "task", str(out), str(data)]) == 0
     assert "label: 'label'\n" in capsys.readouterr().err
+
+
+def evaluation(kind: str, folder: Path, model: Path, classifier: Path) -> tuple[list[str], str, list[str]]:
+    """The words of a command `evaluate`, what it works with, and its examples."""
+    if kind == "mlm":
+        (folder / "t.txt").write_text("the film was good. the dogs were bad.\n\n" * 4)
+        pattern = r"example  sequence \d  \[CLS\] .*\[MASK\].* \[SEP\] -> \S+.*"
+        return ["mlm", str(model), str(folder / "t.txt")], "bertworks.evaluation.evaluate.evaluate", [pattern] * 2
+    if kind == "blimp":
+        rows = [{"sentence_good": f"a film {n}", "sentence_bad": "film a", "UID": "order"} for n in "ab"]
+        (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        pattern = r"example  order  \[CLS\] a film .* \[SEP\] \| \[CLS\] film a \[SEP\]"
+        words = ["blimp", str(model), "--data", str(folder / "p.jsonl")]
+        return words, "bertworks.evaluation.evaluate.score", [pattern] * 2
+    if kind == "squad":
+        data = write_squad(folder / "d.json", 4)
+        ids = [entry["id"] for part in json.loads(data.read_text())["data"][0]["paragraphs"] for entry in part["qas"]]
+        (folder / "a.json").write_text(json.dumps(dict.fromkeys(ids[:1], "a\x1b[31m")))
+        answers = [r"'a\\x1b\[31m'", "'no prediction'"]
+        patterns = [
+            rf"example  question {identity}  '.*' -> gold \[.*\], predicted {answer}"
+            for identity, answer in zip(ids, answers, strict=False)
+        ]
+        words = ["squad", "--data", str(data), "--predictions", str(folder / "a.json")]
+        return words, "bertworks.metrics.squad.evaluate_answers", patterns
+    if kind == "sts":
+        rows = ["sentence1,sentence2,score", "a film,the dogs,2.5", "sad men,good dogs,1.25"]
+        (folder / "p.csv").write_text("\n".join(rows))
+        texts = [r"a film \[SEP\] \| \[CLS\] the dogs \[SEP\] -> 2.5", r"sad .* dogs \[SEP\] -> 1.25"]
+        patterns = [rf"example  p.csv:{line}  \[CLS\] {text}" for line, text in enumerate(texts, 2)]
+        return ["sts", str(model), str(folder / "p.csv")], "bertworks.inference.embed.Embedder.embed", patterns
+    if kind == "task":
+        data = write_reviews(folder / "r.csv", 20)
+        pattern = r"example  r.csv:\d+  \[CLS\] .* \[SEP\] -> \w+"
+        return ["task", str(classifier), str(data)], "bertworks.inference.predictor.Predictor.answers", [pattern] * 2
+    (folder / "qrels").mkdir()
+    (folder / "corpus.jsonl").write_text('{"_id": "d1", "title": "men", "text": "a film"}\n')
+    (folder / "queries.jsonl").write_text('{"_id": "q1", "text": "good film"}\n')
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    patterns = [r"example  query q1  \[CLS\] good film \[SEP\]", r"example  document d1  \[CLS\] men a film \[SEP\]"]
+    return ["retrieval", str(model), "--data", str(folder)], "bertworks.retrieval.index.Index.append", patterns
+
+
+@pytest.mark.parametrize("kind", ["mlm", "blimp", "squad", "sts", "task", "retrieval"])
+def test_an_evaluation_shows_two_examples_before_the_work(
+    kind: str, classifier: tuple[Path, Path, list[Event]], model: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    words, work, patterns = evaluation(kind, tmp_path, model, classifier[0])
+
+    def stopped(*_: object, **__: object) -> object:
+        raise BertworksError("the work began")
+
+    monkeypatch.setattr(work, stopped)
+    assert main(["evaluate", *words]) == 1
+    printed = capsys.readouterr()
+    assert "the work began" in printed.err
+    lines = [line for line in printed.err.splitlines() if line.startswith("example ")]
+    for pattern, line in zip(patterns, lines, strict=True):
+        assert re.fullmatch(pattern, line)
+    assert printed.out == ""
+
+
+def test_a_query_and_a_document_are_shown_with_their_prompts(model: Path, tmp_path: Path):
+    embedder = Embedder(model, device="cpu")
+    embedder.settings = replace(embedder.settings, prompts={"query": "good ", "passage": "bad "})
+    for prompt, expected in (("query", "good film"), ("passage", "bad film")):
+        (note,) = embedder.examples([("a:1", "film")], prompt)
+        assert note.text == f"example  a:1  [CLS] {expected} [SEP]"
+
+
+def test_context_of_the_document_is_shown(t: Tokenizer):
+    reading = Featurizer(t, "tagging", ("O", "B-x"), 64, document_context=True)
+    words = [("film", "O", "1"), ("dogs", "O", "1"), ("men", "B-x", "2"), ("sad", "O", "2"), ("bad", "O", "3")]
+    rows = [Item((word,), (tag,), f"a:{n}", document=d) for n, (word, tag, d) in enumerate(words)]
+    assert reading.preview(rows) == reading.examples(list(reading(rows)))
+    assert [note.fields["example"] for note in reading.preview(rows)] == ["a:0", "a:2"]
+    assert reading.preview([]) == []

@@ -63,6 +63,11 @@ SHOWN = 200  # characters of an example in words
 NO_TOKEN = -1  # the place of a token that belongs to no text
 
 
+def shortened(text: str) -> str:
+    """A text without its middle, if it is longer than an example may be."""
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+
+
 class Features(NamedTuple):
     """An item as the network reads it."""
 
@@ -127,6 +132,13 @@ class Featurizer:
         others = [one for one in features[1:1000] if one.item.label != features[0].item.label]
         return list(map(self._note, (*features[:1], *(others or features[1:2])[:1])))
 
+    def preview(self, items: Sequence[Item]) -> list[Event]:
+        """`examples` of items that are not yet read, in their documents where these are context."""
+        first = [*items[:1], *([item for item in items[1:1000] if item.label != items[0].label] or items[1:2])[:1]]
+        if documents := {item.document for item in first if self.document_context} - {""}:
+            first = [item for item in items if item.document in documents or item in first]
+        return self.examples(list(self(first)))
+
     def _note(self, features: Features) -> Event:
         """The tokens of a sequence, and what the network learns from them if the item has a label."""
         item, unit = features.item, features.unit
@@ -146,8 +158,7 @@ class Featurizer:
             ends = [*starts[1:], begins.index(True, starts[-1] + 1)]
             for end, tag in zip(ends, example.target.labels.tolist(), strict=True):
                 pieces[end - 1] += f"/{self.labels[tag]}"
-        text = " ".join(pieces)
-        return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+        return shortened(" ".join(pieces))
 
     def _learned(self, shown: Sequence[Example]) -> str:
         """What is learned from a sequence, or from those of all choices; nothing where tags tell it."""

@@ -120,7 +120,8 @@ TrainingPrecision = Literal["auto", "fp32", "bf16"]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
 Result = tuple[Any, str]  # a value for --json, and its text
 
-CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_BIDIRECTIONAL = (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they reorder what is shown
+CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160), *_BIDIRECTIONAL)}
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 
 

@@ -27,7 +27,7 @@ def mlm(
         bertworks evaluate mlm MODEL held-out.txt
         bertworks evaluate mlm MODEL news.jsonl --text-column body
     """
-    result = bw.evaluate_mlm(model, inputs, **vars(raw))
+    result = bw.evaluate_mlm(model, inputs, **vars(raw), on_note=console.say)
     rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
     return result, console.table(rows)
 
@@ -84,9 +84,8 @@ def task(
     from bertworks.runs.task_metrics import format_metrics
 
     refuse_existing(errors, overwrite)
-    options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
+    options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision, "on_note": console.say}
     result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
-    console.say("\n".join(result["notes"]))
     lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'])}"]
     if exact := result.get("figures_fp32"):
         lines.append(f"in fp32: {format_metrics(exact)}")
@@ -138,10 +137,11 @@ def squad(
         if output is not None:
             refuse_unwritable(output)
         console.say(f"{model} answers the questions of {data} ...")
-        answers = {identity: answer["answer"] for identity, answer in bw.answer_questions(data, model)}
+        found = bw.answer_questions(data, model, on_note=console.say)
+        answers = {identity: answer["answer"] for identity, answer in found}
         if output is not None:
             write_json(output, answers)
-    result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
+    result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit, on_note=console.say)
     ids = {"questions without an answer": result["missing_ids"], "answers without a question": result["unknown_ids"]}
     intervals = result["intervals"]
     figures = {name: v for name, v in result.items() if v is not intervals and v not in ids.values()}
@@ -203,8 +203,7 @@ def sts(
         bertworks evaluate sts minilm pairs.csv
         bertworks evaluate sts MODEL pairs.tsv --pooling cls
     """
-    result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
-    console.say("\n".join(result["notes"]))
+    result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from, on_note=console.say)
     return _with_text(result, ("none", "center", "whiten"))
 
 

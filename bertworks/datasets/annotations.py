@@ -5,6 +5,7 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, dropwhile, groupby
 from statistics import mode
@@ -23,8 +24,7 @@ _PREFIXED = re.compile(r"(?is)(?P<mark>[BIESLUMW])([-_](?P<type>.+))?")
 _SUFFIXED = re.compile(r"(?is)((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])")
 _AS_IOBES = str.maketrans("LUWM", "ESSI")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
-_START_NAMES = ("start", "start_offset", "begin")
-_END_NAMES = ("end", "end_offset", "stop")
+_START_NAMES, _END_NAMES = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
 _EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields of Label Studio and Prodigy
 _TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
 SQUAD_FIELDS = ("id", "title", "context", "question", "answers", "is_impossible")
@@ -218,8 +218,8 @@ def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: Con
 def json_rows(value: Any) -> Any:
     """The rows of a JSON value that fills a file, or a SQuAD document; None: it is one row, or something else.
 
-    Known: lists; {"data": rows}; pandas (orient records, split, table, values; columns and index with row numbers);
-    articles or paragraphs of SQuAD in a list.
+    Known: lists; {"data": rows}; {"classes", "annotations": rows}; pandas (orient records, split, table, values;
+    columns and index with row numbers); SQuAD; spaCy 2.
     """
     if isinstance(value, dict):
         data, names, parts = value.get("data"), value.get("columns"), list(value.values())
@@ -228,6 +228,8 @@ def json_rows(value: Any) -> Any:
             value = [dict(zip(map(str, names), row)) for row in data] if fits else None
         elif isinstance(data, list):
             value = data
+        elif "classes" in value and isinstance(value.get("annotations"), list):
+            value = list(filter(None, value["annotations"]))
         elif all(isinstance(part, dict) for part in parts) and parts:
             if all(map(str.isdecimal, value)):
                 value = parts
@@ -236,54 +238,79 @@ def json_rows(value: Any) -> Any:
     if not isinstance(value, list):
         return None
     first = value[0] if value and isinstance(value[0], dict) else {}
-    return {"data": value} if "paragraphs" in first else {"data": [{"paragraphs": value}]} if "qas" in first else value
+    if "paragraphs" in first:
+        return _spacy_sentences(value) or {"data": value}
+    return {"data": [{"paragraphs": value}]} if "qas" in first else value
+
+
+def _spacy_sentences(articles: Any) -> list[dict[str, Any]] | None:
+    """The words and tags (entities, else parts of speech) in JSON of spaCy 2; None: it is something else."""
+    with suppress(AttributeError, KeyError, TypeError):
+        paragraphs = chain.from_iterable(article["paragraphs"] for article in articles)
+        sentences = [sentence["tokens"] for part in paragraphs for sentence in part["sentences"]]
+        tag = "ner" if any(word.get("ner") for words in sentences for word in words) else "tag"
+        return [{"tokens": [word["orth"] for word in s], "tags": [word.get(tag) for word in s]} for s in sentences]
+    return None
 
 
 def splits_of(value: Any) -> list[str]:
     """The names of the parts of a JSON value like {"train": [...], "validation": [...]}; [] if it is none."""
     names = list(value) if isinstance(value, dict) else []
-    are_splits = all(isinstance(value[name], list) and _SPLIT.fullmatch(name) for name in names)
-    return names if are_splits else []
+    return names if all(isinstance(value[name], list) and _SPLIT.fullmatch(name) for name in names) else []
 
 
 def record_of(row: Any) -> Any:
-    """One row of JSON as a flat object, if it has a known layout: spaCy's [text, {"entities", "cats"}], a task of Label
-    Studio, or Prodigy's choices. Other lists become "column 1", "column 2", ..."""
+    """One row of JSON as a flat object, if it has a known layout: of spaCy, Label Studio, or Prodigy's choices. Other
+    lists become "column 1", "column 2", ..."""
     if isinstance(row, list):
         pair = len(row) == 2 and isinstance(row[1], dict)
         row = {"text": row[0], **row[1]} if pair else {f"column {number}": cell for number, cell in enumerate(row, 1)}
     if not isinstance(row, dict):
         return row
-    if isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list):
+    if isinstance(row.get("data"), dict) and row.keys() & {"annotations", "completions", "predictions"}:
         row = _label_studio(row)
     if "accept" in row and "options" in row:
-        row |= {"label": row.pop("accept"), "accept_options": row.pop("options")}
+        row["accept_options"] = options = row.pop("options")
+        names = {option["id"]: option.get("text") for option in options}
+        row["label"] = [key if isinstance(key, str) else names.get(key) or key for key in row.pop("accept")]
+        row["label"] = row["label"] or ([] if row.get("config", {}).get("choice_style") != "single" else None)
+    if isinstance(row.get("spans"), dict) and not row.get("ents"):  # groups of spans in spaCy 3
+        row |= {"spans": list(chain.from_iterable(row["spans"].values())), "ents": None}
     if isinstance(row.get("cats"), dict):
         row["label"] = [name for name, score in row.pop("cats").items() if score >= 0.5]
     for name, value in row.items() if row.keys() & _EXPORTED else ():
-        if isinstance(value, dict) and list(value) == ["choices"]:
-            row[name] = value["choices"]
+        only = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if isinstance(only, dict) and list(only) in (["choices"], ["rating"], ["number"]):
+            (row[name],) = only.values()
         elif isinstance(value, list) and value and all(isinstance(part, list) and part == part[:9] for part in value):
             row[name] = list(map(" > ".join, value))  # the path of a taxonomy
     return row
 
 
 def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The data and the first annotation of a task; "annotations" is their number if there is not exactly one."""
-    done = [entry for entry in task["annotations"] if not entry.get("was_cancelled")]
-    flat = {"id": task.get("id"), **task["data"], **({"annotation_id": done[0].get("id")} if done else {})}
-    for result in done[0].get("result", []) if done else ():
+    """The data and the first annotation of a task; "annotations" is their number if there are several. ValueError:
+    annotations of other data than plain text."""
+    every = task.get("annotations") or task.get("completions") or []  # the latter: until 2021
+    done = [entry for entry in every if not (entry.get("was_cancelled") or entry.get("skipped"))]
+    flat = {"id": task.get("id"), **task["data"]}
+    if not done:
+        return {**flat, "predictions": len(task.get("predictions") or ())}
+    flat["annotation_id"] = done[0].get("id")
+    for result in done[0].get("result", []):
         kind, value = result["type"], result.get("value")
         if kind == "labels":
-            flat.setdefault("entities", []).append(value)
-        elif kind in ("choices", "taxonomy", "rating", "number"):
+            flat.setdefault("entities", []).extend({**value, "labels": [name]} for name in value["labels"])
+        elif kind.endswith("labels"):
+            raise ValueError(f"annotations of the type {kind}, not of plain text")
+        elif kind in ("choices", "taxonomy", "rating", "number") and "start" not in value:  # of the whole text
             flat[result["from_name"]] = value[kind]
-    return flat | ({"annotations": len(done)} if len(done) != 1 else {})
+    return flat | ({"annotations": len(done)} if len(done) > 1 else {})
 
 
 def is_rejected(record: Mapping[str, Any]) -> bool:
     """Whether the annotator of Prodigy did not accept a row."""
-    return record.get("answer") in ("reject", "ignore") and bool(record.keys() & {"_task_hash", "spans", "options"})
+    known = record.keys() & {"_task_hash", "spans", "accept_options", "label"}
+    return record.get("answer") in ("reject", "ignore") and bool(known)
 
 
 def fasttext_row(line: str) -> dict[str, Any]:
@@ -329,9 +356,6 @@ def with_answers(
     answers = [{"text": text, "answer_start": int(given) if is_given else within.find(text)} for text in texts]
     several = not is_given and any(within.count(text) > 1 for text in texts)
     return {name: record[name] for name in record if name not in (answer, start)} | {"answers": answers}, several
-
-
-# --- SQuAD ------------------------------------------------------------------------------------------------------------
 
 
 def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -416,6 +440,7 @@ def span_of(entry: Any) -> dict[str, Any] | None:
         rest["start"], rest["end"] = rest.pop("span")
     start, end, kind = (_take(rest, names) for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES))
     kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
+    kind = str(kind) if type(kind) is int and "start_offset" in entry else kind  # doccano until 2021
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):
         return None
     return {"start": start, "end": end, "type": kind, **rest}

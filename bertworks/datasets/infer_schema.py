@@ -387,12 +387,12 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
     what, hint = "", "name another column with --label, or another task with --task"
     count = f"{column.filled:,} rows"
     task, labels = schema.task, schema.labels
+    few = column.has_few_values if column.values else 5 * len(labels) <= column.filled
     if task == "classification" and len(labels) < 2:
         what = f"all rows with a text have the same label, {labels[0]!r}" if labels else "there is no label"
         hint = "add rows with another label"
-    elif task == "classification" and not (is_explicit or column.has_few_values) and len(column.values) > MAX_CLASSES:
-        more = " or more" if column.has_more_values else ""
-        what = f"{len(column.values):,}{more} different values in {count} are not classes"
+    elif task == "classification" and not (is_explicit or few) and len(labels) > MAX_CLASSES:
+        what = f"{len(labels):,} different values in {count} are not classes"
     elif task == "regression" and column.low == column.high and column.is_numeric:
         what, hint = f"all {count} have the same number, {column.low}", "add rows with other numbers"
     elif task == "tagging" and not set(labels) - {"O"}:

@@ -34,8 +34,7 @@ _READ_AS = (  # by whether quote marks enclose cells
     "quoted: quote marks enclose cells? It was read as raw",
     "raw: quote marks are text? It was read as quoted",
 )
-_PARQUET_ROWS = 256  # held in memory at a time, or fewer
-_PARQUET_BYTES = 1 << 24  # if these are larger, on average
+_SEVERAL = "rows with several annotations: the first one counts"
 _BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -112,6 +111,7 @@ class RowReader:
         self._check_unchanged()
 
     def _plain_rows(self) -> Iterator[Row]:
+        first = dict[str, str]()
         for place, values in self._rows():
             where, plain = f"{self.name}:{place}", values
             if self.kind != "table" and annotations.is_rejected(values):
@@ -124,7 +124,14 @@ class RowReader:
                 if several:
                     self._counts["answers that occur several times in the context: the first one counts"].add(where)
             if isinstance(number := values.get("annotations"), int) and number > 1:
-                self._counts["rows with several annotations: the first one counts"].add(where)
+                self._counts[_SEVERAL].add(where)
+            if "annotator" in values and "id" in values:  # Label Studio, JSON-MIN or CSV: a row for each annotation
+                mark = f"{values['annotator']} {values.get('annotation_id')}"
+                if first.setdefault(str(values["id"]), mark) != mark:
+                    self._counts[_SEVERAL].add(where)
+                    continue
+            if values.get("_is_binary") is True and "spans" in values:
+                self._counts["rows of Prodigy about one span: nothing else in them counts as an entity"].add(where)
             yield Row(plain, where, None if plain is values else values)
 
     def _sentences(self) -> Iterator[Row]:
@@ -168,10 +175,8 @@ class RowReader:
 
     def _parquet_rows(self) -> _Rows:
         with tables.open_parquet(self.path, self.name) as file:
-            groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-            size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
-            batches = file.iter_batches(batch_size=max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size)))))
-            for number, values in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+            rows = (row for batch in tables.batches_of(file) for row in batch.to_pylist())
+            for number, values in enumerate(rows, 1):
                 self._check_size(number, str(values))
                 yield number, values
 
@@ -312,8 +317,8 @@ class RowReader:
         self._row_type = self._row_type or kind
         try:
             value = annotations.record_of(value)
-        except (AttributeError, KeyError, TypeError) as error:
-            what = f"this is no row of Label Studio, Prodigy or spaCy: {value!r:.80}"
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            what = f"this is no row of Label Studio, Prodigy or spaCy that is read ({error}): {value!r:.80}"
             raise BertworksError(what, where=where, hint=f"write it as {_SPANS}") from error
         if not isinstance(value, dict) or kind is not self._row_type:
             hint = 'write it as {"text": "...", ...}'
@@ -402,7 +407,8 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
         where = f"{name}:{line + error.lineno - 1}"
         raise BertworksError(what, where=where, hint="repair or remove the line") from error
     except (ValueError, RecursionError) as error:
-        raise BertworksError(str(error), where=f"{name}:{line}", hint="repair the line") from error
+        what = str(error) if isinstance(error, ValueError) else "this JSON has too many lists or objects within others"
+        raise BertworksError(what, where=f"{name}:{line}", hint="repair the line") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -186,9 +186,9 @@ def read_item(row: Row, schema: Schema) -> Item:
         texts = tuple(values.text_of(value, column, where) for value, column in cells)
     label: Any = None
     if len(schema.label) > 1:
-        label = tuple(column for column in schema.label if values.flag_of(_field(row, column), column, where))
+        label = tuple(column for column in schema.label if values.flag_of(_field(row, column, True), column, where))
     elif schema.label:
-        label = label_of(_field(row, schema.label[0]), schema.label[0], texts, schema, where)
+        label = label_of(_field(row, schema.label[0], True), schema.label[0], texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
             label = ()  # such answers are only plausible; google-research/bert reads them the same way
 
@@ -288,10 +288,11 @@ def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[s
     return lines
 
 
-def _field(row: Row, column: str) -> Any:
+def _field(row: Row, column: str, is_label: bool = False) -> Any:
     if column not in row.values:
         what = f"the row has no field {column!r}, only {', '.join(row.values)}"
-        raise BertworksError(what, where=row.where, hint="add it to the row")
+        hint = "add it to the row" + "; or leave such rows out: --skip-unlabelled" * is_label
+        raise (values.MissingLabelError if is_label else BertworksError)(what, where=row.where, hint=hint)
     return row.values[column]
 
 

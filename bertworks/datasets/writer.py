@@ -20,8 +20,8 @@ from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _BATCH_ROWS = 500  # held in memory
-# A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, and is no number.
-_FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*[.,]?\d*(?:[eE][+-]?\d+)?%?$)")
+# A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, also of full width, and is no number.
+_FORMULA = re.compile(r"[=@＝＠＋－\t\r]|[+-](?!\d*[.,]?\d*(?:[eE][+-]?\d+)?%?$)")
 
 
 def write_rows(

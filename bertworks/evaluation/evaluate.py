@@ -11,7 +11,7 @@ import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bertworks.batching.batch import shuffled_index
+from bertworks.batching.features import SHOWN, Featurizer, shortened
 from bertworks.batching.sampling import Format, TokenStore
 from bertworks.checkpoints.model_folder import TaskConfig, load_model
 from bertworks.checkpoints.resolve import resolve_model
@@ -27,9 +28,10 @@ from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
-from bertworks.events import Event
+from bertworks.events import Event, no_notes, printable
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
-from bertworks.inference.masked_lm import Score, score
+from bertworks.inference.engine import open_model
+from bertworks.inference.masked_lm import is_better, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_unwritable, write_json
@@ -40,7 +42,7 @@ from bertworks.metrics.classification import Scores, regression
 from bertworks.metrics.intervals import bootstrap_interval, groups_or_rows, mean_sums
 from bertworks.models.encoder import Pooling
 from bertworks.runs.prepare import read_text
-from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
+from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
 from bertworks.runs.task_metrics import bounded, compute_metrics, task_results
 from bertworks.text.formats import Documents
@@ -55,12 +57,10 @@ Pair = Mapping[str, Any]  # a row of BLiMP
 
 
 def evaluate_squad(
-    data: str | Path,
-    predictions: str | Path | Mapping[str, str],
-    *,
-    na_probs: str | Path | Mapping[str, float] | None = None,
-    unit: Literal["auto", "word", "character"] = "auto",
-) -> dict[str, Any]:
+    data: str | Path, predictions: str | Path | Mapping[str, str], *,
+    na_probs: str | Path | Mapping[str, float] | None = None, unit: Literal["auto", "word", "character"] = "auto",
+    on_note: Callable[[str], object] = no_notes,
+) -> dict[str, Any]:  # fmt: skip
     """The figures of the official script (`metrics.squad.evaluate_answers`), in percent, and how they were computed:
     `version` (2.0 if a question has no answer, or with `na_probs`), `unit`, `missing_ids` (questions without a
     prediction, which count as wrong), `unknown_ids` (predictions for no question, which do not count), `intervals` of
@@ -71,28 +71,25 @@ def evaluate_squad(
         predictions: question id -> answer, "" for none; or a JSON file of that.
         na_probs: question id -> confidence that it has no answer, on any scale; or a JSON file of that.
         unit: of F1; "auto": characters if most letters of the contexts are Japanese or Chinese, else words.
+        on_note: is called with notes before the work: two examples.
 
     Raises:
         BertworksError: the data is not SQuAD or has no gold answers; a file is not such JSON; no prediction belongs to
             a question.
     """
-    reader = RowReader(data)
-    if reader.kind != "squad":
-        hint = "name a file like dev-v1.1.json or dev-v2.0.json"
-        raise BertworksError("this is not in the format of SQuAD", where=reader.name, hint=hint)
-    questions, contexts = [], list[str]()
-    for values, where, _ in reader:
-        if values["answers"] is None:
-            what = f"the question {values['id']!r} has no gold answers, not even an empty list"
-            raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
-        questions.append(squad.SquadQuestion(values["id"], tuple(answer["text"] for answer in values["answers"])))
-        contexts.append(values["context"])
+    rows = _squad_rows(data)
+    questions = [squad.SquadQuestion(row["id"], tuple(answer["text"] for answer in row["answers"])) for row in rows]
+    contexts = [row["context"] for row in rows]
     answers = _by_question(predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer')
     known = {question.id for question in questions}
     if not known & answers.keys():
         hint = "name the predictions for this file: an object of question ids and answers"
         count = f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions"
-        raise BertworksError(f"{count} of {reader.name}", where=_place(predictions), hint=hint)
+        raise BertworksError(f"{count} of {data}", where=_place(predictions), hint=hint)
+    for row, question in zip(rows[:2], questions):
+        predicted = answers.get(question.id, "no prediction")
+        shown = f"{shortened(row['question'])!r} -> gold {[*question.answers]}, predicted {predicted!r:.{SHOWN}}"
+        on_note(printable(f"example  question {question.id}  {shown}"))
     probabilities = None
     if na_probs is not None:
         probabilities = _by_question(na_probs, int | float, "no-answer probability of", '{"question id": 0.25, ...}')
@@ -114,6 +111,19 @@ def evaluate_squad(
         intervals[name] = [100 * end for end in interval]
     result = {**scores, "version": version, "unit": f1_unit, "intervals": intervals}
     return result | {"missing_ids": missing, "unknown_ids": unknown}
+
+
+def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
+    """The questions of a file, with gold answers."""
+    reader = RowReader(data)
+    if reader.kind != "squad":
+        hint = "name a file like dev-v1.1.json or dev-v2.0.json"
+        raise BertworksError("this is not in the format of SQuAD", where=reader.name, hint=hint)
+    for values, where, _ in reader:
+        if values["answers"] is None:
+            what = f"the question {values['id']!r} has no gold answers, not even an empty list"
+            raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
+    return [row.values for row in reader]
 
 
 def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str) -> Mapping[str, Any]:
@@ -139,8 +149,8 @@ def _place(source: object) -> str | None:
 
 def evaluate_mlm(
     model: str | Path, inputs: Sequence[str | Path] | Data, *, sequence_length: int | None = None, sequences: int = 0,
-    device: str = "auto", precision: Precision = "fp32", text_column: str | None = None, documents: Documents = "auto",
-    encoding: str | None = None,
+    device: str = "auto", precision: Precision = "fp32", text_column: str | None = None,
+    documents: Documents = "auto", encoding: str | None = None, on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, float]:  # fmt: skip
     """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence prediction if the model
     has that head and the text two documents, one of them of two sentences. 15 % of the tokens are masked, 80/10/10,
@@ -152,6 +162,7 @@ def evaluate_mlm(
         sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
         sequences: the most sequences to evaluate; 0: all of the text.
         text_column, documents, encoding: see `CorpusReader`.
+        on_note: is called with notes before the work: how the text was read, two examples and their masked tokens.
 
     Raises:
         UsageError: sequences longer than the model can read.
@@ -175,26 +186,25 @@ def evaluate_mlm(
         batches = held_out_batches(
             store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40
         )
+        for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
+            on_note(note)
         means = evaluate(network.to(choose_device(device)), batches, precision)
     sequences = sum(batch.layout.num_sequences for batch in batches)
     return figures(means) | {"sequences": float(sequences), "masked_tokens": float(means["masked_lm"].count)}
 
 
 def evaluate_sts(
-    model: str | Path,
-    data: Data,
-    *,
-    pooling: Pooling | None = None,
-    learn_from: str | Path | None = None,
-    device: str = "auto",
-) -> dict[str, Any]:
+    model: str | Path, data: Data, *, pooling: Pooling | None = None, learn_from: str | Path | None = None,
+    device: str = "auto", on_note: Callable[[str], object] = no_notes,
+) -> dict[str, Any]:  # fmt: skip
     """The correlation of the cosine of two texts with human scores of their similarity: `rows`, `notes` (what was read,
-    and an example), and `pearson` and `spearman` for vectors as they are (`none`), centered (`center`) and, with more
-    texts than dimensions, whitened (`whiten`).
+    and two examples), and `pearson` and `spearman` for vectors as they are (`none`), centered (`center`) and, with
+    more texts than dimensions, whitened (`whiten`).
 
     Args:
         data: labelled pairs, in any form that `finetune` takes.
         learn_from: a file of texts from which the center and the whitening are computed; None: the texts of `data`.
+        on_note: is called with each of the notes before the work.
 
     Raises:
         BertworksError, UsageError: no such model; rows that are not pairs with numbers.
@@ -205,6 +215,10 @@ def evaluate_sts(
         raise BertworksError("these rows have no two texts to compare", where=reader.name, hint="name another file")
     pairs = list(items(reader, schema))
     embedder = Embedder(model, pooling=pooling, device=device)
+    shown = embedder.examples((pair.where, *pair.texts) for pair in pairs)
+    notes += [*reader.notes, *(f"{note.text} -> {pair.label:g}" for note, pair in zip(shown, pairs))]
+    for note in notes:
+        on_note(note)
     first, second = (embedder.embed([pair.texts[place] for pair in pairs]) for place in (0, 1))
     blocks = (first, second) if learn_from is None else vectors_of_file(embedder, learn_from)
     moments = Moments(embedder.dimension, blocks)
@@ -215,23 +229,15 @@ def evaluate_sts(
         result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: result[name] for name in ("pearson", "spearman")}
 
-    notes += [*reader.notes, *(note.text for note in embedder.examples((x.where, x.texts[0]) for x in pairs))]
     result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
 
 def evaluate_task(
-    model: str | Path,
-    data: Data,
-    *,
-    errors: str | Path | None = None,
-    text: str | Sequence[str] = (),
-    label: str | Sequence[str] | None = None,
-    threshold: float | None = None,
-    read: ReadOptions = ReadOptions(),
-    device: str = "auto",
-    precision: PrecisionOption = "auto",
-) -> dict[str, Any]:
+    model: str | Path, data: Data, *, errors: str | Path | None = None, text: str | Sequence[str] = (),
+    label: str | Sequence[str] | None = None, threshold: float | None = None, read: ReadOptions = ReadOptions(),
+    device: str = "auto", precision: PrecisionOption = "auto", on_note: Callable[[str], object] = no_notes,
+) -> dict[str, Any]:  # fmt: skip
     """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
     (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
     type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
@@ -243,6 +249,7 @@ def evaluate_task(
         errors: a file for all mistakes, those with the highest confidence first.
         text, label: columns; (): those of the training, else inferred.
         threshold, precision: see `Predictor`.
+        on_note: is called with each of the notes before the work.
 
     Raises:
         UsageError: no such column.
@@ -262,6 +269,10 @@ def evaluate_task(
     d, unknown = _with_labels_of(d, rows, schema.labels, reader.name)
     notes += _unknown_notes(unknown, schema.labels)
     known = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
+    examples = predictor.reading.preview([item for item, trained in zip(rows, known) if trained])
+    notes += [*reader.notes, *(note.text for note in examples)]
+    for note in notes:
+        on_note(note)
     answers = predictor.answers(item if trained else item._replace(label=None) for item, trained in zip(rows, known))
     results = [(features._replace(item=item), answer) for item, (features, answer) in zip(rows, answers, strict=True)]
     found, wrong = task_results(d, *zip(*results, strict=True))
@@ -270,8 +281,6 @@ def evaluate_task(
     if predictor.precision == "int8":
         exact = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
         found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in exact])
-    shown = predictor.reading.examples([features for (features, _), trained in zip(results, known) if trained])
-    notes += [*reader.notes, *(note.text for note in shown)]
     return found | {"rows_without_text": empty.count, "unknown_labels": unknown, "notes": notes}
 
 
@@ -350,8 +359,13 @@ def evaluate_blimp(
     if output is not None:
         refuse_unwritable(output)
     pairs = list(_read_pairs(data, sample))
+    source = open_model(model, device)
+    yield Event("note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs")
+    reading = Featurizer(source.tokenizer, "classification", apart=True)
+    shown = [Item(tuple(map(pair.__getitem__, _PAIR_COLUMNS[:2])), None, pair["UID"]) for pair in pairs[:2]]
+    yield from reading.preview(shown)
     sentences = (pair[column] for pair in pairs for column in _PAIR_COLUMNS[:2])
-    scores = score(model, sentences, within_word=within_word, device=device, precision=precision)
+    scores = score(source, sentences, within_word=within_word, device=device, precision=precision)
     outcomes = []
     for number, (good, bad) in enumerate(zip(scores, scores, strict=True), 1):
         outcomes.append(is_better(good, bad))
@@ -362,12 +376,6 @@ def evaluate_blimp(
     if output is not None:
         write_json(output, result)
     yield Event("done", _pair_table(result), result)
-
-
-def is_better(good: Score, bad: Score) -> bool:
-    """Strictly. Sentences with the same tokens are a tie even if the last bits of their scores differ, which depend on
-    the other sentences of a batch."""
-    return good["tokens"] != bad["tokens"] and good["score"] > bad["score"]
 
 
 def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:

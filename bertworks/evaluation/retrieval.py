@@ -20,7 +20,7 @@ from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import ReadOptions, as_text
 from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.models.encoder import Pooling
-from bertworks.retrieval.index import RERANKED, Index, Ranking
+from bertworks.retrieval.index import DOCUMENT_PROMPTS, RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
 
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
@@ -181,6 +181,8 @@ def evaluate_retrieval(
     settings: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "language": language, "device": device}
     with tempfile.TemporaryDirectory() as folder:
         index = Index.create(Path(folder) / "i", model, **settings)
+        yield from index.embedder.examples([(f"query {next(iter(collection.queries))}", queries[0])], "query")
+        yield from index.embedder.examples([(f"document {names[0]}", texts[0])], *DOCUMENT_PROMPTS)
         for start in range(0, len(names), AT_ONCE):
             stop = min(start + AT_ONCE, len(names))
             index.add(texts[start:stop], names[start:stop])

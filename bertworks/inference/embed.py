@@ -171,11 +171,15 @@ class Embedder:
         units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [e.num_truncated for e in encodings]
 
-    def examples(self, rows: Iterable[tuple[str, str]]) -> list[Event]:
-        """Notes on the first two texts as the network reads them. rows: where each text stands, and the text."""
-        shown = islice(((where, self.units([text])) for where, text in rows if text), 2)
-        features = [Features(Item((), None, where), list(unit), count) for where, ((unit,), (count,)) in shown]
-        return Featurizer(self.tokenizer, "classification").examples(features)
+    def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
+        """Notes on the first two rows as the network reads them. rows: where each row stands, and its texts. prompts:
+        names of the prompt before them (`SentenceTransformerSettings.prompt`)."""
+        prompt = self.settings.prompt(*prompts)
+        shown = islice(((where, self.units(texts, prompt)) for where, *texts in rows if any(texts)), 2)
+        features = [
+            Features(Item((), None, where), list(chain.from_iterable(units)), sum(cut)) for where, (units, cut) in shown
+        ]
+        return Featurizer(self.tokenizer, "classification", apart=True).examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, dimension], before normalization."""

@@ -160,7 +160,8 @@ class LazyModel(ModelFolder):
     """
 
     def __init__(self, model: str | Path, device: str = "auto"):
-        self.name, self.device = as_path(model, "model").name or str(model), device
+        name = as_path(model, "model").name or str(model)  # which may be no UTF-8
+        self.name, self.device = name.encode("utf-8", "backslashreplace").decode(), device
         super().__init__(resolve_model(model))
         _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
         self._sessions: dict[Any, OnnxModel] = {}

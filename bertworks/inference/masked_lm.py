@@ -214,6 +214,12 @@ def score(
             yield Score(text=text, score=float(values.sum()), tokens=tokens, log_probabilities=values.tolist())
 
 
+def is_better(good: Score, bad: Score) -> bool:
+    """Strictly. Sentences with the same tokens are a tie even if the last bits of their scores differ, which depend on
+    the other sentences of a batch."""
+    return good["tokens"] != bad["tokens"] and good["score"] > bad["score"]
+
+
 def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool) -> Iterator[_Sentence]:
     groups = chunk_by_size(sentences, AT_ONCE, lambda _: 1)
     pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)

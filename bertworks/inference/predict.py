@@ -22,7 +22,7 @@ from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
 from bertworks.errors import BertworksError, UsageError, as_path, names_of
-from bertworks.events import Event
+from bertworks.events import Event, no_notes
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
 from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
@@ -243,15 +243,12 @@ def predict_file(
             return None
         return write_columns(output, kind, reader, list(fields.empty_columns), columns, guard_formulas)
 
-    def examples(rows: list[Item | None]) -> list[Event]:
-        shown = islice(filter(None, rows), None if d.document_context else 2)
-        return predictor.reading.examples(list(predictor.reading(shown)))
-
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
     yield from compute_file(
-        "predict", reader, output, settings, rows, compute, write, empty=empty, examples=examples,
+        "predict", reader, output, settings, rows, compute, write, empty=empty,
+        examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
         size=lambda item: item.characters if item else 0,
         document=lambda item: item.document if item and d.document_context else "",
     )  # fmt: skip
@@ -298,9 +295,13 @@ def _tagged_lines(reader: RowReader, schema: Schema, results: Iterator[dict[str,
 
 
 def answer_questions(
-    data: str | Path, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto"
-) -> Iterator[tuple[str, Answer]]:
+    data: str | Path, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto",
+    on_note: Callable[[str], object] = no_notes,
+) -> Iterator[tuple[str, Answer]]:  # fmt: skip
     """The id of each question in a SQuAD file and its answer (`Decoder`), in order.
+
+    Args:
+        on_note: is called with notes before the work: two examples as the network reads them.
 
     Raises:
         BertworksError: the data is not SQuAD, or the model was not fine-tuned on questions.
@@ -312,6 +313,8 @@ def answer_questions(
         raise BertworksError(what, where=str(model), hint=hint)
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
+    for note in predictor.reading.preview(list(islice(items(reader, schema), 2))):
+        on_note(note.text)
     for features, answer in predictor.answers(items(reader, schema)):
         yield features.item.id, answer
 

@@ -22,6 +22,9 @@ TEXT_NAMES = tuple(
     "raw_content plain_text maintext story abstract review comment 本文 テキスト 본문 텍스트".split()
 )
 TITLE_NAMES = ("title", "headline", "heading", "titel", "titre", "título", "titolo", "タイトル", "題名", "제목", "标题")
+_TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
+_PARQUET_ROWS = 256  # held in memory at a time, or fewer
+_PARQUET_BYTES = 1 << 24  # if these are larger
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
@@ -228,7 +231,7 @@ def is_parquet(path: Path) -> bool:
 
 @contextmanager
 def open_parquet(path: Path, name: str) -> Iterator[Any]:
-    """Open a `pyarrow.parquet.ParquetFile`.
+    """Open a `pyarrow.parquet.ParquetFile`. Texts that are stored once for many rows stay so in memory.
 
     Raises:
         BertworksError: the file is damaged or cannot be read, now or inside the block.
@@ -237,11 +240,28 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
     from pyarrow import parquet
 
     try:
-        with utf8_path(path) as target, parquet.ParquetFile(target) as file:
-            yield file
+        with utf8_path(path) as target:
+            texts = [field.name for field in parquet.read_schema(target) if field.type in _TEXT_TYPES]
+            with parquet.ParquetFile(target, read_dictionary=texts) as file:
+                yield file
     except (pyarrow.ArrowException, OSError) as error:
         what = f"the Parquet file is damaged or cannot be read: {error}"
         raise BertworksError(what, where=name, hint="fetch it again, or leave it out") from error
+
+
+def batches_of(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The rows of a Parquet file in parts that are small as Python values, too: a kilobyte can hold gigabytes of one
+    text."""
+    from pyarrow import compute
+
+    groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+    size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+    most = max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size))))
+    for batch in file.iter_batches(batch_size=most, columns=columns):
+        texts = [column.dictionary for column in batch.columns if hasattr(column, "dictionary")]
+        largest = sum(compute.max(compute.binary_length(text)).as_py() or 0 for text in texts)
+        step = max(1, _PARQUET_BYTES // max(1, largest))
+        yield from (batch.slice(start, step) for start in range(0, len(batch), step))
 
 
 def as_text(value: object) -> str | None:

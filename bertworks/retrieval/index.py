@@ -30,6 +30,7 @@ from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rank
 from bertworks.retrieval.store import MANIFEST, NAMED, Documents, Manifest, Sources, create_index, refuse_documents
 
 Ranking = Literal["hybrid", "dense", "bm25"]
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # names of the prompt before documents
 RERANKED = 50  # minimum number of hits that are reranked
 _MIN_CANDIDATES = 128  # of approximate search
 _MAX_SCORES = 1 << 24  # in memory
@@ -261,7 +262,7 @@ class Index(Documents):
             rows.pop(name, None)
             rows[name] = {"id": name, "text": text, "fields": values}
         _ = self.language  # report another stemmer before vectors are computed
-        before, prompt = len(self), self.embedder.settings.prompt("document", "passage", "corpus")
+        before, prompt = len(self), self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
         vectors = normalized(self.embedder.embed([row["text"] for row in rows.values()], prompt=prompt))
         manifest = self.without(list(rows))
         manifest = replace(manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})})
@@ -344,7 +345,7 @@ def index_file(
         rows = ((row, row_text(row, columns, empty)) for row in reader)  # counts also the empty ones of finished rows
         for portion in portions(islice(rows, done, None), lambda pair: len(pair[1])):
             if not done:
-                yield from index.embedder.examples((row.where, text) for row, text in portion)
+                yield from index.embedder.examples(((row.where, text) for row, text in portion), *DOCUMENT_PROMPTS)
             kept = [(row, text) for row, text in portion if text]
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]

@@ -4,10 +4,10 @@
 - `PretrainJob`: what a `TrainingRun` trains
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 from zlib import crc32
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
+from bertworks.batching.features import shortened
 from bertworks.batching.sampling import (
     Format,
     Ids,
@@ -33,6 +34,7 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
+from bertworks.events import printable
 from bertworks.io.atomic_write import write_npy
 from bertworks.io.binary_files import CheckedArray, is_sealed, sealing
 from bertworks.models.encoder import init_local_attention
@@ -133,6 +135,16 @@ def held_out_batches(
     stream = ExampleStream(sampler, make_masker(tokenizer, MaskingConfig(dynamic=False)), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + AT_ONCE]) for i in range(0, len(examples), AT_ONCE)]
+
+
+def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
+    """The first two sequences of a batch, and the tokens that their masks stand for, in words."""
+    target, starts = batch.targets["masked_lm"], batch.layout.cu_seqlens.tolist()
+    for number, (start, end) in enumerate(pairwise(starts[:3]), 1):
+        labels = target.labels[(target.positions >= start) & (target.positions < end)]
+        parts = batch.input_ids[start:end].tolist(), labels.tolist()
+        words = " -> ".join(shortened(" ".join(map(tokenizer.piece, ids))) for ids in parts)
+        yield printable(f"example  sequence {number}  {words}")
 
 
 def most_frequent_token(

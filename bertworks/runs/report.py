@@ -228,7 +228,7 @@ def _shorten(text: str) -> str:
 
 def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the prediction and its
-    probability."""
+    probability. In csv and tsv, which people open in spreadsheet programs, formulas have a ' before them."""
     texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
     others = list(wrong[0].figures) if wrong else []
     score = "difference" if d.task == "regression" else "score"
@@ -238,7 +238,7 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
             columns[number] += " (text)"
     figures = ([f if f is None else round(f, 4) for f in (m.score, *m.figures.values())] for m in wrong)
     rows = ([m.where, *m.texts, m.gold, m.predicted, *others] for m, others in zip(wrong, figures, strict=True))
-    write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
+    write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows), guard_formulas=True)
 
 
 MAX_LABELS = 50  # of a table

@@ -255,11 +255,11 @@ class FileReader:
     def _parquet(self) -> Iterator[RawDocument]:
         with tables.open_parquet(self.path, self.name) as file:
             names = [column.name for column in file.schema_arrow if "string" in str(column.type)]
-            sample = next(file.iter_batches(batch_size=_SAMPLE_RECORDS, columns=names), None) if names else None
+            sample = next(tables.batches_of(file, names), None) if names else None
             texts = sample.to_pydict() if sample else {}
             read = self._text_columns({name: texts.get(name, ()) for name in file.schema_arrow.names})
             row = itertools.count(1)
-            for batch in file.iter_batches(batch_size=256, columns=read):
+            for batch in tables.batches_of(file, read):
                 self.report.bytes += batch.nbytes
                 for values in zip(*(batch.column(name).to_pylist() for name in read)):
                     yield _document(next(row), _titled(values) or "")
