@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from hypothesis import given, settings, strategies as st
 from served import Local, process, write_head
 from test_serve_process import answered, connected
+from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
-from bertworks.serve.application import LANES
+from bertworks.serve.application import LANES, Connection
 from bertworks.serve.batching import Admission, Batcher, InferenceJob, Limits, OverloadedError, Place
-from bertworks.serve.server import MIN_TOKEN, NEW_TOKEN
+from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
 
 SMALL = min(LANES)
 
@@ -484,3 +486,109 @@ def test_the_hint_makes_a_token_that_is_long_enough():
     tokens = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert tokens[0] != tokens[1]
     assert all(len(token.split()) == 1 and len(token) >= MIN_TOKEN for token in tokens)
+
+
+# --- without a task ---------------------------------------------------------------------------------------------------
+
+
+class Wire(asyncio.Transport):
+    """What a connection writes."""
+
+    def __init__(self, address: str = "10.0.0.1"):
+        super().__init__({"peername": (address, 1), "sockname": ("127.0.0.1", 80)})
+        self.written, self.closed = b"", False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def connection(local: Local, address: str = "10.0.0.1") -> tuple[Connection, Wire]:
+    config = uvicorn.Config(local.application, http=Connection, **SETTINGS)
+    made, wire = Connection(config, ServerState(), {}), Wire(address)
+    made.connection_made(wire)
+    return made, wire
+
+
+def head(size: int, method: str = "POST", path: str = "/predict", lines: str = "") -> bytes:
+    lines += "Content-Type: application/json\r\n" + (f"Content-Length: {size}\r\n" if size else "")
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode()
+
+
+async def comes(wire: Wire, count: int) -> list[int]:
+    """The statuses of the answers, when `count` have come."""
+    await until(lambda: wire.written.count(b"HTTP/1.1 ") >= count)
+    return [int(answer[:3]) for answer in wire.written.split(b"HTTP/1.1 ")[1:]]
+
+
+def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):
+    async def go() -> None:
+        lane = local.application._lanes[SMALL]
+        lane.loads["another", SMALL] = lane.loads["10.0.0.1", SMALL] = 10**9
+        made, wire = connection(local)
+        made.data_received(head(100))
+        assert wire.written.startswith(b"HTTP/1.1 429 ")  # no task has run, no body has come
+        assert b"retry-after: " in wire.written
+        lane.loads.clear()
+        made.data_received(text(100) + head(100) + text(100))
+        assert await comes(wire, 2) == [429, 200]
+        assert not wire.closed
+        made.data_received(head(0, "HEAD", "/info", "Connection: close\r\n"))
+        assert wire.written.endswith(b"connection: close\r\n\r\n")
+        assert wire.closed
+
+    asyncio.run(go())
+
+
+def test_many_requests_behind_one_that_is_computed_are_answered_in_order(local: Local):
+    async def go() -> None:
+        made, wire = connection(local)
+        made.data_received(head(100) + text(100) + head(0, "GET", "/health") * 1500 + head(0, "GET", "/none"))
+        assert await comes(wire, 1502) == [200] * 1501 + [404]
+
+    asyncio.run(go())
+
+
+def test_a_request_may_lose_its_place_before_its_task_begins(model: Path):
+    async def go(local: Local) -> None:
+        first, second, other = (connection(local, address) for address in ("10.0.0.1", "10.0.0.1", "10.0.0.2"))
+        for made, _ in (first, second, other):
+            made.data_received(head(100) + text(100))
+        found = [await comes(wire, 1) for _, wire in (first, second, other)]
+        assert found == [[200], [429], [200]]
+        await until(lambda: not local.application._admission.places)
+        assert local.application._admission._free == 16_000_000
+
+    with Local(model, limits=Limits(requests=2)) as local:
+        asyncio.run(go(local))
+
+
+def test_refusals_share_a_line_of_the_log_and_are_counted(local: Local, monkeypatch: pytest.MonkeyPatch):
+    lines = list[dict[str, Any]]()
+    monkeypatch.setattr("bertworks.serve.application._LOG.info", lambda _, extra: lines.append(extra["fields"]))
+
+    async def go() -> None:
+        lane = local.application._lanes[SMALL]
+        lane.loads["10.0.0.1", SMALL] = 10**9
+        for _ in range(30):
+            made, _ = connection(local)
+            made.data_received(head(100))
+        await until(lambda: lines)
+
+    asyncio.run(go())
+    assert lines == [{"path": "/predict", "status": 429, "count": 30}]
+    assert 'te_request_failure{err="429"} 30.0' in local.send("GET", "/metrics").text

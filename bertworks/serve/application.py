@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
@@ -110,7 +110,7 @@ class Application:
         self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
-        self._heap = HeapTrimmer()
+        self._heap, self._overloaded = HeapTrimmer(), dict[str, int]()  # path -> requests refused and not logged yet
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
             "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
@@ -146,9 +146,9 @@ class Application:
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        batchers = (*self._lanes.values(), *self._batchers.values())
-        for threads in (*self._writers.values(), *(batcher.threads for batcher in batchers)):
-            threads.shutdown(wait=False)
+        for pool in (*self._writers.values(), *(b.threads for b in (*self._lanes.values(), *self._batchers.values()))):
+            pool.shutdown(wait=False)
+        self._log_overloaded()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, then count it and log it."""
@@ -166,21 +166,29 @@ class Application:
         self._metrics.count.labels(label).inc()
         (self._metrics.success.labels(label) if status < 400 else self._metrics.failure.labels(str(status))).inc()
         self._metrics.duration.observe(seconds)
-        if label not in _QUIET or status >= 400:
+        if status == 429:
+            if not self._overloaded:
+                asyncio.get_running_loop().call_later(1, self._log_overloaded)
+            self._overloaded[label] = self._overloaded.get(label, 0) + 1
+        elif label not in _QUIET or status >= 400:
             fields = {"method": scope["method"], "path": scope["path"][:200], "status": status,
                       "milliseconds": round(1000 * seconds, 1), "bytes": len(response.body)}  # fmt: skip
             _LOG.info("request", extra={"fields": fields})
 
+    def _log_overloaded(self) -> None:
+        """One line for the requests of a second that were too many."""
+        for path in list(self._overloaded):
+            _LOG.info("requests", extra={"fields": {"path": path, "status": 429, "count": self._overloaded.pop(path)}})
+
     async def _respond(self, request: Request, path: str) -> Answer:
         try:
-            client = self._check_access(request, path)
-            is_post = path in self._post
-            if not is_post and path not in self._get:
+            client, name = self._check_access(request, path), self._post.get(path)
+            if name is None and path not in self._get:
                 raise RequestError(404, "Not Found")
-            allowed = ("POST",) if is_post else ("GET", "HEAD")
+            allowed = ("POST",) if name else ("GET", "HEAD")
             if request.method not in allowed:
                 raise RequestError(405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
-            return await self._compute(self._post[path], request, client) if is_post else self._get[path]()
+            return await self._compute(name, request, client) if name else self._get[path]()
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
             what, headers = error.what + (f" ({error.hint})" if error.hint else ""), getattr(error, "headers", None)
@@ -197,12 +205,12 @@ class Application:
 
     def _check_access(self, request: Request, path: str) -> str:
         """Who sends the request: a token, if there are several, or else an address."""
-        scope, headers = request.scope, request.headers
+        scope, headers = request.scope, dict(request.scope["headers"])
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > MAX_HEAD:
             raise RequestError(431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
         names = [name for name, _ in scope["headers"]]
-        if len(names) > len(set(names)) and (doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)):
+        if len(names) > len(headers) and (doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)):
             raise RequestError(400, f"the header {doubled.decode().title()} is there twice")
         if self._stopping():
             raise RequestError(503, "the server is stopping")
@@ -210,17 +218,17 @@ class Application:
         if ":" in address:  # one user has all addresses of such a network
             address = str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))
         if self._tokens:
-            scheme, _, token = headers.get("authorization", "").partition(" ")
-            matches = [hmac.compare_digest(token.encode("latin-1"), known) for known in self._tokens]
-            is_authorized = any(matches) and scheme.lower() == "bearer"
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            matches = [hmac.compare_digest(token, known) for known in self._tokens]
+            is_authorized = any(matches) and scheme.lower() == b"bearer"
             if path not in self._public and not is_authorized:
                 what = "expected the header Authorization: Bearer TOKEN"
                 raise RequestError(401, what, headers={"www-authenticate": "Bearer"})
             return f"token {matches.index(True)}" if is_authorized and len(matches) > 1 else address
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
         if re.sub(r":\d*$", "", host).strip("[]").lower() not in self._hosts:
             raise RequestError(403, f"this server is not called {host[:100]!r}")
-        if origin is not None and origin.partition("://")[2] != host:
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
             raise RequestError(403, "the request comes from a page of another server; set a token to allow that")
         return address
 
@@ -259,6 +267,10 @@ class Application:
             return await asyncio.get_running_loop().run_in_executor(self._writers[lane], _last_step, steps, results)
 
     async def _body(self, request: Request, place: Place) -> bytes:
+        await asyncio.sleep(0)  # what is refused until here needs no task: see `Connection`
+        place.task = asyncio.current_task()
+        if place.error:
+            raise place.error
         body, limit = bytearray(), self._limits.body_bytes
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -351,6 +363,18 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self.headers = []  # uvicorn would take lines after the body for headers
         self._parsed()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Go as far as a request needs no task, which costs more than a refusal. Not if the connection has something to
+        write, nor for requests that waited in it: no recursion."""
+        coroutine = cycle.run_asgi(app)
+        if cycle is self.cycle and not self.transport.get_write_buffer_size():
+            try:
+                coroutine.send(None)
+            except StopIteration:
+                return
+        self.tasks.add(task := self.loop.create_task(coroutine))
+        task.add_done_callback(self.tasks.discard)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -250,10 +250,11 @@ def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
 
 @dataclass(eq=False)
 class Place:
-    """A request in the server. size: bytes of its body, as it is counted. task: cancelled if there is an error."""
+    """A request in the server. size: bytes of its body, as it is counted. task: None before it reads the body;
+    cancelled if there is an error."""
 
     client: Hashable
-    task: Any = field(default_factory=asyncio.current_task)
+    task: Any = None
     size: int = 0
     error: RequestError | None = None
 
@@ -269,7 +270,7 @@ class Admission:
 
     @contextmanager
     def place(self, client: Hashable, size: int) -> Iterator[Place]:
-        """A place for the request of the present task, while it is answered.
+        """A place for a request while it is answered.
 
         Raises:
             OverloadedError: there is no room, or another client has got it.
@@ -298,7 +299,8 @@ class Admission:
         if place in self.places:
             place.error = error
             self._count(place, 0)
-            place.task.cancel()
+            if place.task:
+                place.task.cancel()
 
     def _count(self, place: Place, size: int) -> None:
         self._free += place.size - size
