@@ -65,13 +65,11 @@ _MODULE_OF = {
     for alias in node.names
     if alias.asname
 }
-_OLD_NAMES = {"preflight": "corpus_report"}  # until the next release
 
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    name = _OLD_NAMES.get(name, name)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'bertworks' has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)

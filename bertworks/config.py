@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from bertworks.errors import UsageError, names_of
@@ -89,16 +89,14 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of lists in lists
         raise UsageError(f"this is not TOML: {str(error)[:200]}", where=where) from error
-    aliases: Mapping[str, str] = getattr(kind, "ALIASES", {})
-    _rename_aliases(table, aliases, where)
-    _set_overrides(kind, table, parse_overrides(overrides, aliases))
+    _set_overrides(kind, table, parse_overrides(overrides))
     return build(kind, table, partial(_line_of_field, text, where))
 
 
 def override(recipe: T, overrides: Sequence[str]) -> T:
     """The recipe with the fields of `table.field=value` words replaced."""
     table = tomllib.loads(dump_recipe(recipe))
-    _set_overrides(type(recipe), table, parse_overrides(overrides, getattr(recipe, "ALIASES", {})))
+    _set_overrides(type(recipe), table, parse_overrides(overrides))
     return build(type(recipe), table, lambda _: "--set")
 
 
@@ -125,19 +123,7 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
         yield from _table_lines(inner, header.strip("[]") + ".")
 
 
-def _rename_aliases(table: dict[str, Any], aliases: Mapping[str, str], where: str) -> None:
-    """Replaces names of an earlier version. aliases: earlier to present names, such as "sampling.pairs"; both names
-    are in the same table, at the top or one below it."""
-    for old, new in aliases.items():
-        path, _, key = old.rpartition(".")
-        inner = table.get(path) if path else table
-        if isinstance(inner, dict) and key in inner:
-            if (present := new.rpartition(".")[2]) in inner:
-                raise UsageError(f"{old} is an earlier name of {new}: expected one of them", where=where)
-            inner[present] = inner.pop(key)
-
-
-def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """The values of `table.field=value` words by field. The last word for a field counts.
 
     Raises:
@@ -153,7 +139,7 @@ def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = Mappi
             value = tomllib.loads(f"x = {text}")["x"]
         except (ValueError, RecursionError):
             value = text  # a bare word is a string
-        values[aliases.get(name, name)] = value
+        values[name] = value
     return values
 
 

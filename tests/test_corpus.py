@@ -227,10 +227,10 @@ def test_wikiextractor_entities_and_a_cut_off_article(tmp_path: Path) -> None:
         tmp_path / "wiki_00", '<doc id="1" title="A">\nA &amp; B &lt;x&gt;\n</doc>\n<doc id="2" title="B">\nRest\n'
     )
     assert texts(path) == ["A & B <x>", "Rest"]
-    assert report(path).malformed.places == [f"{path}:4"]
+    assert report(path).counts[formats.MALFORMED].places == [f"{path}:4"]
     stray = write(tmp_path / "wiki_01", '<doc id="1">\nA\n</doc>\nstray\n<doc id="2">\nB\n</doc>\nrest\n')
     assert texts(stray) == ["A", "stray", "B", "rest"]
-    assert report(stray).malformed.places == [f"{stray}:3", f"{stray}:7"]
+    assert report(stray).counts[formats.MALFORMED].places == [f"{stray}:3", f"{stray}:7"]
 
 
 # --- the text column --------------------------------------------------------------------------------------------------
@@ -290,8 +290,8 @@ def test_bad_bytes_are_replaced_counted_and_named(tmp_path: Path) -> None:
         tmp_path / "a.txt", b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode() * 900
     )
     found = report(path)
-    assert found.bad_bytes.count == 9
-    assert found.bad_bytes.places == [f"{path}:{line}" for line in range(4, 9)]
+    assert found.counts[text_files.BAD_BYTES].count == 9
+    assert found.counts[text_files.BAD_BYTES].places == [f"{path}:{line}" for line in range(4, 9)]
     assert f"not text (replaced by \ufffd): 9 ({path}:4" in str(found)
     assert texts(path)[0].split("\n")[3] == "bad \ufffd\ufffd line."
 
@@ -337,12 +337,12 @@ def test_text_in_another_encoding_is_refused_with_its_name(
 def test_few_bad_lines_are_replaced_and_many_are_an_error(tmp_path: Path) -> None:
     good, bad = b"a good line of text.\n", b"a b\xe4d line of text.\n"
     found = report(write(tmp_path / "a.txt", good * 989 + bad * 10))
-    assert found.bad_bytes.count == 10
+    assert found.counts[text_files.BAD_BYTES].count == 10
     assert "10 of the first 300 lines" in refusal(write(tmp_path / "b.txt", good * 290 + bad * 10))
     late = write(tmp_path / "c.txt", good * 200_000 + bad * 5_000 + good * 200_000)  # over several blocks
     assert "of the first" in refusal(late)
     path = write(tmp_path / "d.txt", bad * 20 + good * 900_000)  # they are few in the end, and many in no megabyte
-    assert report(path).bad_bytes.count == 20
+    assert report(path).counts[text_files.BAD_BYTES].count == 20
 
 
 def test_the_head_of_a_file_is_enough(tmp_path: Path) -> None:
@@ -371,28 +371,28 @@ def test_byte_order_marks_line_ends_and_null_characters(tmp_path: Path) -> None:
     }.items():
         path = write(tmp_path / f"{name}.txt", data)
         assert texts(path, documents="file") == expected, name
-        assert report(path, documents="file").bad_bytes.count == 0
-        assert report(path, documents="file").null_characters.count == (name == "null")
+        assert report(path, documents="file").counts[text_files.BAD_BYTES].count == 0
+        assert report(path, documents="file").counts[text_files.NULL].count == (name == "null")
     broken = write(tmp_path / "broken.txt", "abc def.".encode("utf-16") + b"\x41")
     assert texts(broken)[0].startswith("abc def.")
-    assert report(broken).bad_bytes.count == 1
+    assert report(broken).counts[text_files.BAD_BYTES].count == 1
     half = write(tmp_path / "half.txt", b"\xff\xfe" + "one\ntw\ud800o".encode("utf-16-le", "surrogatepass"))
     assert texts(half) == ["one\ntw\ufffdo"]
-    assert report(half).bad_bytes.places == [f"{half}:2"]
+    assert report(half).counts[text_files.BAD_BYTES].places == [f"{half}:2"]
 
 
 def test_lone_surrogates_and_null_in_json_are_repaired(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a\\ud800b \\u0000c \\ud83d\\ude00"}\n')
     assert texts(path) == ["a\ufffdb c \U0001f600"]
     found = report(path)
-    assert (found.bad_bytes.count, found.null_characters.count) == (1, 1)
+    assert (found.counts[text_files.BAD_BYTES].count, found.counts[text_files.NULL].count) == (1, 1)
 
 
 def test_few_malformed_lines_are_named_and_many_are_an_error(tmp_path: Path) -> None:
     good = lines_of_json({"text": "good"}).rstrip()
     few = write(tmp_path / "few.jsonl", "\n".join([good] * 10 + ["{broken"] + [good] * 10))
     assert len(texts(few)) == 20
-    assert report(few).malformed.places == [f"{few}:11"]
+    assert report(few).counts[formats.MALFORMED].places == [f"{few}:11"]
     many = write(tmp_path / "many.jsonl", "\n".join([good] * 3 + ["{broken"] * 5))
     with pytest.raises(BertworksError, match="malformed") as caught:
         texts(many)
@@ -426,9 +426,9 @@ def test_empty_documents_and_files_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "c.txt.gz", gzip.compress(b""))
     found = report(tmp_path)
     assert found.documents == 1
-    assert found.empty_documents.count == 4
-    assert found.empty_documents.places[0] == f"{tmp_path}/a.jsonl:1"
-    assert found.empty_files.count == 2
+    assert found.counts[formats.EMPTY].count == 4
+    assert found.counts[formats.EMPTY].places[0] == f"{tmp_path}/a.jsonl:1"
+    assert found.counts["empty files"].count == 2
 
 
 def test_nothing_but_empty_files_is_an_error(tmp_path: Path) -> None:
@@ -494,7 +494,7 @@ def test_a_tar_archive_of_unix_v7_is_no_text(tmp_path: Path) -> None:
     write(tmp_path / "other.txt", bytes(header) + body)
     found = report(tmp_path)
     assert found.documents == 2
-    assert "old.txt (a tar archive; `mkdir FOLDER; tar xf FILE" in str(found.skipped_files.places)
+    assert "old.txt (a tar archive; `mkdir FOLDER; tar xf FILE" in str(found.counts[formats.SKIPPED].places)
 
 
 def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
@@ -509,8 +509,10 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     write(tmp_path / "array.json", '[{"text": "a"}]')
     found = report(tmp_path)
     assert found.documents == 1
-    assert found.skipped_files.count == 5
-    assert "packed.txt.gz (a tar archive; `mkdir FOLDER; tar xf FILE -C FOLDER`" in str(found.skipped_files.places)
+    assert found.counts[formats.SKIPPED].count == 5
+    assert "packed.txt.gz (a tar archive; `mkdir FOLDER; tar xf FILE -C FOLDER`" in str(
+        found.counts[formats.SKIPPED].places
+    )
     assert "picture.png" in str(found)
     assert "letter.txt (a PDF; `pdftotext FILE`" in str(found)
     assert "picture.txt (not text)" in str(found)
@@ -556,10 +558,10 @@ def test_what_is_left_out_of_a_folder_is_counted_with_the_reason(tmp_path: Path)
     os.mkfifo(tmp_path / "data" / "pipe.txt")  # would keep a reader waiting for ever
     for inputs in (tmp_path / "data", f"{tmp_path}/da*"):
         found = report(inputs)
-        assert (found.documents, found.skipped_files.count) == (1, 4)
+        assert (found.documents, found.counts[formats.SKIPPED].count) == (1, 4)
         for place in ("_draft.txt (its name", "_old (its name", "link (a link to a folder", "pipe.txt (a pipe or"):
             assert place in str(found)
-    assert report(f"{tmp_path}/data/[gp]*").skipped_files.places == [
+    assert report(f"{tmp_path}/data/[gp]*").counts[formats.SKIPPED].places == [
         f"{tmp_path}/data/pipe.txt (a pipe or a device; name it as an input of its own)"
     ]
 
@@ -641,7 +643,7 @@ def test_a_giant_line_of_plain_text_is_cut_and_memory_stays_flat(tmp_path: Path)
         tracemalloc.stop()
         assert letters == megabytes * 50_000 * len("wordswithoutanend")
         assert reader.report.documents >= megabytes // 6
-        assert reader.report.cut_documents.count > 2
+        assert reader.report.counts[formats.CUT].count > 2
     assert peaks[1] < 1.1 * peaks[0]
 
 
@@ -652,7 +654,7 @@ def test_a_giant_json_string_becomes_several_documents(tmp_path: Path) -> None:
     assert len(pieces) == 3
     assert all(len(piece) <= formats.LARGEST_DOCUMENT for piece in pieces)
     assert " ".join(pieces) == text.strip()
-    assert report(path).cut_documents.count == 1
+    assert report(path).counts[formats.CUT].count == 1
 
 
 @settings(max_examples=60, deadline=None)

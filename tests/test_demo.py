@@ -83,9 +83,9 @@ def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
         "after 1,500 steps          32.1%          75.0%",
     ]
     blanks = [line for line in lines if "[MASK]" in line and not line.startswith("try")]
-    assert len(blanks) == 4 + 4
+    assert len(blanks) == 6
     assert blanks[-1] == "  The value of this option [MASK] on colours, and on nothing else."
-    assert lines.count("      name 50%, name 50%, name 50%  (it was: decides)") == 4
+    assert lines.count("      name 50%, name 50%, name 50%  (it was: decides)") == 6
     at = lines.index("from which library is a paragraph? right on held-out modules:")
     assert lines[at + 1 : at + 4] == [
         "most frequent label   60.0%",

@@ -15,12 +15,12 @@ from bertworks.batching.sampling import Example, Sampler, Target, make_sampler
 from bertworks.errors import BertworksError
 from bertworks.io.binary_files import SEAL
 from bertworks.runs.pretrain_job import (
-    Sections,
     most_frequent_token,
     phase_batches,
     split_documents,
     split_long_documents,
 )
+from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import Recipe, load_recipe
 
@@ -73,11 +73,11 @@ def test_each_phase_has_sequences_of_its_own(tokenizer: Tokenizer, tmp_path: Pat
     assert not np.array_equal(one, other)
 
 
-def store_of(documents: list[list[int]]) -> Sections:
+def store_of(documents: list[list[int]]) -> TokenStore:
     """Of documents, each the tokens of its sentences."""
     sentences = np.cumsum([0, *(tokens for document in documents for tokens in document)])
     edges = np.cumsum([0, *map(len, documents)])
-    return Sections(np.zeros(sentences[-1], np.uint16), sentences, edges)
+    return TokenStore(np.zeros(sentences[-1], np.uint16), sentences, edges)
 
 
 @pytest.mark.parametrize("seed", range(10))

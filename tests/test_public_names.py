@@ -55,11 +55,6 @@ def test_unknown_names_are_attribute_errors():
         _ = bertworks.no_such_name
 
 
-def test_old_names_are_aliases():
-    assert bertworks.preflight is bertworks.corpus_report
-    assert "preflight" not in bertworks.__all__
-
-
 @pytest.mark.parametrize("recipe", [Recipe, FinetuneRecipe])
 def test_the_recipe_page_has_every_field(recipe: type):
     page = (REFERENCE / "recipes.md").read_text()

@@ -209,7 +209,6 @@ kind = "next_sentence"
         ("[train]", "[[objectives]]\nkind = 'next_sentence'\n[train]", 1, "objectives has no masked_lm", None),
         ("[train]", "[[objectives]]\nkind = 'masked_lm'\n" * 2 + "[train]", 1, "expected each kind once", None),
         ("[train]", NO_PAIRS, 1, "next_sentence has no targets in sequences of sampling.format 'full_sentences'", None),
-        ("[train]", "[sampling]\npairs = 'x'\nformat = 'x'\n[train]", 1, "sampling.pairs is an earlier name", None),
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
         ("[train]", "[masking]\nspans = [\n  0.5,\n  'a',\n]\n[train]", 5, "masking.spans[1]: expected float", None),
         ("[train]", "masking.rate = 'a'\n[train]", 4, "masking.rate: expected float, got 'a'", None),
@@ -275,11 +274,3 @@ def test_a_written_recipe_lists_its_objectives():
     text = dump_recipe(recipe)
     assert '[[objectives]]\nkind = "masked_lm"\nweight = 1.0\n' in text
     assert parse_as(Recipe, text, "r.toml") == recipe
-
-
-def test_earlier_names_of_fields():
-    new = parse_as(Recipe, MINIMAL + "[sampling]\nformat = 'full_sentences'\n", "r.toml")
-    assert parse_as(Recipe, MINIMAL + "[sampling]\npairs = 'full_sentences'\n", "r.toml") == new
-    assert parse_as(Recipe, MINIMAL, "r.toml", ["sampling.pairs=full_sentences"]) == new
-    with_format = MINIMAL + "[sampling]\nformat = 'next_sentence'\n"
-    assert parse_as(Recipe, with_format, "r.toml", ["sampling.pairs=full_sentences"]) == new

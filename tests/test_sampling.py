@@ -4,7 +4,6 @@ import hashlib
 import random
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -21,51 +20,45 @@ from bertworks.batching.sampling import (
     truncate,
 )
 from bertworks.errors import UsageError
+from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template
 
 CLS, SEP = 101, 102
 SPECIAL = Template((CLS,), (SEP,), (SEP,))
 
 
-@dataclass
-class Store:
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
-
-
-def make_store(documents: int = 60, seed: int = 0, longest: int = 40, most_sentences: int = 30) -> Store:
+def make_store(documents: int = 60, seed: int = 0, longest: int = 40, most_sentences: int = 30) -> TokenStore:
     """Token n of the corpus is 1000 + n, so that a token says where it stands."""
     r = np.random.default_rng(seed)
     counts = r.integers(1, most_sentences, documents)
     lengths = r.integers(1, longest, counts.sum())
     sentences = np.concatenate([[0], lengths.cumsum()])
-    return Store(1000 + np.arange(sentences[-1]), sentences, np.concatenate([[0], counts.cumsum()]))
+    return TokenStore(1000 + np.arange(sentences[-1]), sentences, np.concatenate([[0], counts.cumsum()]))
 
 
-def document_of(store: Store, token: int) -> int:
+def document_of(store: TokenStore, token: int) -> int:
     sentence = np.searchsorted(store.sentences, token - 1000, side="right") - 1
     return int(np.searchsorted(store.documents, sentence, side="right") - 1)
 
 
-def every(store: Store) -> np.ndarray:
+def every(store: TokenStore) -> np.ndarray:
     return np.arange(len(store.documents) - 1)
 
 
-def planned(store: Store, max_length: int, seed: int = 0, **settings) -> Sampler:
+def planned(store: TokenStore, max_length: int, seed: int = 0, **settings) -> Sampler:
     """A sampler with a plan of all documents."""
     sampler = make_sampler(store, SamplingConfig(**settings), max_length, SPECIAL, seed)
     sampler.plan = sampler.make_plan(every(store))
     return sampler
 
 
-def make_pairs(store: Store, max_length: int = 64, seed: int = 0, **settings) -> NextSentencePairs:
+def make_pairs(store: TokenStore, max_length: int = 64, seed: int = 0, **settings) -> NextSentencePairs:
     sampler = planned(store, max_length, seed, **settings)
     assert isinstance(sampler, NextSentencePairs)
     return sampler
 
 
-def published(store: Store, max_length: int, short_rate: float, seed: int):
+def published(store: TokenStore, max_length: int, short_rate: float, seed: int):
     """google-research/bert create_instances_from_document, read slowly: (tokens of A, tokens of B, label)."""
     r = random.Random(seed)
     documents = [
@@ -180,7 +173,7 @@ def test_short_targets_are_drawn_once_per_document_uniformly():
     """With sentences of one token the length of a chunk is the target itself."""
     documents, size = 3000, 400
     n = documents * size
-    store = Store(1000 + np.arange(n), np.arange(n + 1), np.arange(0, n + 1, size))
+    store = TokenStore(1000 + np.arange(n), np.arange(n + 1), np.arange(0, n + 1, size))
     plan = make_pairs(store, max_length=23, short_rate=1.0).plan
     follows = plan[plan[:, 4] == 0]
     document = follows[:, 0] // size
@@ -310,7 +303,7 @@ def test_there_is_nothing_beyond_the_end():
 
 def test_a_length_without_room_for_the_template_is_refused() -> None:
     template = Template((1,), (2,), (2,))
-    store = Store(np.zeros(4, np.int32), np.arange(5), np.arange(0, 5, 2))
+    store = TokenStore(np.zeros(4, np.int32), np.arange(5), np.arange(0, 5, 2))
     for kind, least in (("next_sentence", 5), ("full_sentences", 3)):
         with pytest.raises(UsageError, match=f"need {least}"):
             make_sampler(store, SamplingConfig(format=kind), least - 1, template, 0)

@@ -23,6 +23,7 @@ from hypothesis import given, settings, strategies as st
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import is_sealed
+from bertworks.runs.pretrain_job import split_long_documents
 from bertworks.text import shard_writer as parts_module
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.segmentation import split_sentences
@@ -402,14 +403,13 @@ def test_pieces_make_the_document(texts: list[str], monkeypatch: pytest.MonkeyPa
     assert all(len(piece) <= 100 for piece, _ in pieces)
 
 
-def test_a_corpus_of_one_document_becomes_sections(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_corpus_may_be_one_document(tokenizer: Tokenizer, tmp_path: Path) -> None:
     text = "\n".join(f"The cat {word} home." for word in ["sat", "ran"] * 175)
     shards = write_shards(write_corpus(tmp_path / "a.jsonl", [text]), tokenizer, tmp_path / "shards", workers=1)
     assert shards.manifest.sections
-    assert shards.manifest.sentences == 350
-    assert np.diff(shards.documents).tolist() == [88, 88, 87, 87]
-    few = write_shards(write_corpus(tmp_path / "b.jsonl", ["A cat.\nA dog."]), tokenizer, tmp_path / "few", workers=1)
-    assert few.documents.tolist() == [0, 1, 2]
+    assert (shards.manifest.sentences, shards.documents.tolist()) == (350, [0, 350])
+    sections = np.diff(split_long_documents(shards).documents)
+    assert (sections.sum(), sections.max(), len(sections)) == (350, 8, 44)
 
 
 def test_what_has_no_token_is_left_out_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:

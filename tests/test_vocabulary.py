@@ -25,18 +25,17 @@ from bertworks.text.wordpiece import MergeLearner, characters_of, train_word_pie
 BERT = normalizers.BertNormalizer(strip_accents=False)
 
 
-def make_splitter(normalizer, pre_tokenizer, max_length, lowercase_ascii):
+def make_splitter(normalizer, pre_tokenizer, max_length):
     library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}))
     library.normalizer, library.pre_tokenizer = normalizer, pre_tokenizer
-    return Splitter(library.to_str(), max_length, lowercase_ascii)
+    return Splitter(library.to_str(), max_length)
 
 
-SPLITTER = make_splitter(BERT, pre_tokenizers.BertPreTokenizer(), 100, True)
+SPLITTER = make_splitter(BERT, pre_tokenizers.BertPreTokenizer(), 100)
 BYTES = make_splitter(
     normalizers.Sequence([BERT, normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]),
     pre_tokenizers.ByteLevel(add_prefix_space=True),
     1000,
-    None,
 )
 ALGORITHMS = ["wordpiece", "bpe", "unigram"]
 WORDS = "the old cat sat on a mat with 3 unhappy, unaffordable friends; café naïve résumé — Straße! it's x-ray".split()

@@ -98,8 +98,7 @@ def collate(examples: Sequence[Example]) -> Batch:
     for name in examples[0].targets:
         rows = [e.targets[name].positions + start for e, start in zip(examples, starts, strict=False)]
         targets[name] = BatchTarget(join(rows), join([e.targets[name].labels for e in examples]))
-    input_ids = join([e.input_ids for e in examples])
-    return Batch(input_ids, layout, join([e.token_type_ids for e in examples]), targets)
+    return Batch(join([e.input_ids for e in examples]), layout, join([e.token_type_ids for e in examples]), targets)
 
 
 @dataclass(frozen=True)

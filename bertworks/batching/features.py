@@ -47,8 +47,7 @@ def sliding_windows(count: int, room: int, step: int) -> list[Window]:
 
 def centered_window(first: int, last: int, count: int, room: int) -> tuple[int, int]:
     """The `room` tokens, or all if they are fewer, of a row of `count` in whose middle `first` to `last` stand."""
-    spare = max(0, room - (last - first))
-    start = max(0, min(first - spare // 2, count - room))
+    start = max(0, min(first - max(0, room - (last - first)) // 2, count - room))
     return start, min(count, max(start + room, last))
 
 

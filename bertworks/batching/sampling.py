@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise, product
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bertworks.config import Positive, Range, Settings
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.binary_files import CheckedArray
+from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 
 Ids = NDArray[np.int64]
@@ -28,17 +28,6 @@ Plan = NDArray[np.int64]  # [rows, columns of the sampler]
 Format = Literal["next_sentence", "full_sentences"]
 Spans = Annotated[tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)]
 BLOCK = 1 << 16  # rows of a plan that are made at once
-
-
-class TokenStore(Protocol):
-    """Token ids of documents of sentences; `text.shards.Shards` is one."""
-
-    @property
-    def tokens(self) -> NDArray[np.integer] | CheckedArray: ...  # [N]
-    @property
-    def sentences(self) -> NDArray[np.int64]: ...  # [S+1]; sentence s is tokens[sentences[s]:sentences[s+1]]
-    @property
-    def documents(self) -> NDArray[np.int64]: ...  # [D+1]; document d is sentences documents[d]:documents[d+1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +128,11 @@ class Sampler(ABC):
         """The same plan in memory, of a small corpus."""
         return np.concatenate(list(self.plan_blocks(documents)))
 
+    def __len__(self) -> int:
+        return len(self.plan)
+
     @abstractmethod
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]: ...
-    @abstractmethod
-    def __len__(self) -> int: ...
     @abstractmethod
     def __getitem__(self, i: int) -> TokenSequence: ...
 
@@ -178,9 +168,6 @@ class NextSentencePairs(Sampler):
                 else:
                     yield starts[i], starts[split], starts[split], starts[end], 0
                     i = end
-
-    def __len__(self) -> int:
-        return len(self.plan)
 
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end, label = self.plan[i].tolist()
@@ -321,8 +308,7 @@ class Masker:
         return min(max(1, round(self.config.rate * length)), self.config.max_predictions or length)
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
-        choose = self._choose_tokens if self.config.unit == "token" else self._choose_words
-        positions = choose(s, generator)
+        positions = (self._choose_tokens if self.config.unit == "token" else self._choose_words)(s, generator)
         input_ids, draws = s.input_ids.copy(), generator.random(len(positions))
         input_ids[positions[draws < self.config.mask]] = self.mask_id
         other = positions[(draws >= self.config.mask) & (draws < self.config.mask + self.config.random)]
@@ -332,8 +318,7 @@ class Masker:
         return Example(input_ids, s.token_type_ids, {"masked_lm": masked_lm, **s.targets})
 
     def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
-        candidates = np.flatnonzero(~s.special)
-        return np.sort(generator.permutation(candidates)[: self.budget(len(s.input_ids))])
+        return np.sort(generator.permutation(np.flatnonzero(~s.special))[: self.budget(len(s.input_ids))])
 
     def _choose_words(self, s: TokenSequence, generator: Generator) -> Ids:
         """Words or spans in random order; one that no longer fits is skipped, because a smaller one may fit."""

@@ -370,10 +370,11 @@ def _are_nameless(columns: Columns) -> bool:
 
 def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
     """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
-    _, least, most, meaning = TASKS[schema.task]
+    least, most = TASKS[schema.task]["columns"]
     if not least <= len(schema.text) <= most:
         hint = "name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task"
-        what = f"{schema.task} reads {meaning}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
+        reads = f"{schema.task} reads {TASKS[schema.task]['texts']}"
+        what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
         raise UsageError(what, where=name, hint=hint)
     rows = max(column.filled for column in columns.values())
     if not is_explicit and (column := columns[schema.text[0]]).filled < _MIN_FILLED * rows:

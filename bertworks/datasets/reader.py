@@ -7,29 +7,23 @@ grow with the file, except for one JSON value that fills a whole file.
 import itertools
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
-from bertworks.datasets.values import first_rows, has_header, label_text, names_columns
+from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import Data, ReadOptions, split_rows, stored
-from bertworks.io.text_files import IssueCounter, LineReader, infer_encoding, nothing_there, open_lines, rereadable
+from bertworks.io.tables import Data, ReadOptions, first_rows, split_rows, stored
+from bertworks.io.text_files import IssueCounter, Issues, LineReader, infer_encoding, open_lines, rereadable
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _Rows = Iterator[tuple[int | str, dict[str, Any]]]  # line or number, or name; values
 _Found = tuple[Kind, list[str], Callable[[], _Rows]]  # the kind of a file, the names of its columns, its rows
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
-_NOT_READ = (  # the beginning of files of text that are not read, their format, and how to convert them
-    (r"\s*<(\?xml|!doctype|html)\b", "XML or HTML", "save the texts as a table: pandas.read_xml and to_csv"),
-    (r"(%.*\n|\s)*@relation\s", "an ARFF file", "save it as .csv, in Weka or by scipy.io.arff.loadarff"),
-    (r"T\d+\t\S+ \d+ \d+", "brat annotations", f"write text and .ann as one line of JSON: {_SPANS}"),
-)
 _READ_AS = (  # by whether quote marks enclose cells
     "quoted: quote marks enclose cells? It was read as raw",
     "raw: quote marks are text? It was read as quoted",
@@ -79,10 +73,10 @@ class RowReader:
         self.path, piped = rereadable(self._source, self)
         self.name = name or piped or str(self._source)
         if not self.path.exists():
-            raise nothing_there(self.path)
+            raise text_files.nothing_there(self.path)
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
-        self.options, self._counts = options, defaultdict[str, IssueCounter](IssueCounter)
+        self.options, self._counts = options, Issues()
         self.header_note = ""
         self._known = known
         self._largest = options.row_bytes
@@ -197,12 +191,12 @@ class RowReader:
             what, hint = reader.not_text
             likely = infer_encoding(reader.head) if what == "not text" else None
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
-            hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint.replace("{SPANS}", _SPANS)
+            hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n", b"[[")):
             return self._recognize_json(reader.format)
         sample = reader.sample()
-        for pattern, what, hint in _NOT_READ:
+        for pattern, (what, hint) in text_files.OTHER_FORMATS["first_lines"].items():
             if re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE):
                 raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if annotations.looks_like_fasttext(sample):
@@ -368,8 +362,8 @@ def utf8_lines(
     than `largest` bytes. whole: also for all lines together."""
     with open_lines(path, name, encoding=encoding) as reader:
         for numbered in reader.lines(exact=True, largest=largest):
-            if reader.repairs.bad_bytes.count:
-                raise _bad_bytes(path, name, reader.repairs.bad_bytes.places[0], encoding)
+            if bad := reader.repairs.counts[text_files.BAD_BYTES].places:
+                raise _bad_bytes(path, name, bad[0], encoding)
             if whole and reader.repairs.bytes > largest + text_files.BLOCK_SIZE:
                 raise text_files.too_large(f"{name}:{numbered[0]}", largest, ": it is one JSON value over many lines")
             yield numbered

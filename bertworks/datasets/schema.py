@@ -4,11 +4,13 @@ A `Schema` says what the columns mean; only the names of the labels are collecte
 """
 
 import math
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import values
@@ -21,24 +23,7 @@ from bertworks.io.text_files import IssueCounter
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
 _LISTED_ERRORS, _SHOWN_LABELS = 20, 10
 _CHECKED_ROWS = 1000  # of which the words are checked
-TASKS: Mapping[TaskType, tuple[str, int, int, str]] = {  # in words; how many columns hold texts, and which they are
-    "classification": ("one label for a text", 1, 2, "the text, or a pair of texts"),
-    "multilabel": ("any number of labels for a text", 1, 2, "the text, or a pair of texts"),
-    "regression": ("a number for a text", 1, 2, "the text, or a pair of texts"),
-    "tagging": ("a tag for each word", 1, 1, "the words"),
-    "spans": ("labelled stretches of a text", 1, 1, "the text"),
-    "qa": ("the answer to a question, found in its context", 2, 2, "the question and the context"),
-    "choice": ("one of several continuations or answers", 1, 1 << 10, "the prompt and the choices"),
-}
-_EXPECTED: Mapping[TaskType, str] = {  # instead of a label that cannot be read
-    "classification": "write one name there; or is it --task multilabel?",
-    "multilabel": 'write several labels as a list, ["one", "another"]',
-    "regression": "write a number there, or remove the row",
-    "tagging": 'write one tag for each word, as ["O", "B-person"]',
-    "spans": 'write a list of {"start": 0, "end": 5, "type": "person"}, or []',
-    "qa": 'write answers as [{"text": "1968", "answer_start": 17}]',
-    "choice": "write the number of the right one, NUMBERS",
-}
+TASKS = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
 
 
 class Item(NamedTuple):
@@ -263,7 +248,7 @@ def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
 
 def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[str]:
     """The schema in words."""
-    lines = [f"task: {schema.task} ({TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
+    lines = [f"task: {schema.task} ({TASKS[schema.task]['meaning']})", f"text: {' and '.join(map(repr, schema.text))}"]
     shown = values.first_names(schema.labels, _SHOWN_LABELS)
     if len(schema.label) > 1:
         lines.append(f"label: {len(schema.label)} columns, each for one label: {shown}")
@@ -305,7 +290,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     if schema.task == "classification" and isinstance(value, list) and len(value) == 1:
         value = value[0]  # annotation tools write one label as a list
     numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
-    expected = _EXPECTED[schema.task].replace("NUMBERS", numbers)
+    expected = str(TASKS[schema.task]["expected"]).replace("NUMBERS", numbers)
     if schema.task not in ("classification", "multilabel") and values.label_text(value) is None:
         raise values.missing_label(column, where, expected)
     known = partial(values.known_label, labels=schema.labels, column=column, where=where, accept=schema.any_label)

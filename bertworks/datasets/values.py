@@ -15,33 +15,20 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from bertworks.datasets.annotations import span_of
 from bertworks.errors import BertworksError, names_of as names_of
-from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import TEXT_NAMES, is_header, split_rows
+from bertworks.io.tables import COLUMN_NAMES, TEXT_NAMES, first_rows, is_header, split_rows
 
-_T = TypeVar("_T")
-LABEL_NAMES = tuple(
-    "label labels gold_label class classes category categories target targets gold y sentiment score stars star rating "
-    "ratings quality polarity emotion emotions intent topic topics tag tags is_duplicate similarity answer answer_key "
-    "answerkey ラベル 正解 分類 カテゴリ カテゴリー 感情 評価 라벨 레이블 분류 감정 감성 평점 점수".split()
+# The label, whatever else there is; others.
+SURE_LABELS, _OTHER_LABELS, _OTHER_TEXTS, PROMPTS, ID_NAMES = (
+    tuple(COLUMN_NAMES[kind].split()) for kind in ("sure_label", "other_label", "other_text", "prompt", "id")
 )
-PAIRS = (
-    *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("text_a", "text_b"), ("text1", "text2")),
-    *(("question1", "question2"), ("#1 string", "#2 string"), ("sentence_a", "sentence_b"), ("text", "text_pair")),
-    *(("sent1", "sent2"), ("s1", "s2"), ("question", "sentence"), ("question", "passage"), ("question", "context")),
-    *(("query", "passage"), ("query", "document"), ("query", "text"), ("claim", "evidence")),
-)
-SINGLE_TEXTS = (*TEXT_NAMES, "tweet", "utterance", "message", "post", "question", "query", "title", "headline")
-PROMPTS = tuple("startphrase ctx prompt question premise context goal stem sentence sent1 text".split())
-ID_NAMES = ("id", "guid", "uid", "uuid", "idx", "index", "qid", "q_id", "example_id", "question_id")
-SURE_LABELS = LABEL_NAMES[:11]  # the label, whatever else there is
+LABEL_NAMES, SINGLE_TEXTS = (*SURE_LABELS, *_OTHER_LABELS), (*TEXT_NAMES, *_OTHER_TEXTS)
+PAIRS = [tuple(pair) for pair in COLUMN_NAMES["pairs"]]
 KNOWN_NO_TEXTS = frozenset((*ID_NAMES, *LABEL_NAMES))
 KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *itertools.chain(*PAIRS)))
-SAMPLE_ROWS = 100  # from which the header and the columns are inferred
-_SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
 MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
 MAX_LABEL_LENGTH = 60  # characters
 MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
@@ -61,10 +48,7 @@ SPLIT = re.compile(r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")]
 FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}  # whether a label is true
-NO_LABELS = re.compile(  # names of columns with few different values that are not labels
-    r"#?\d* ?(id|idx|index)s?|.*[_ ]ids?|genre|file|filename|year|date|time|month|split|fold|set|source\d*|origin|"
-    r"domain|lang|language|locale|country|version|user|author|annotator|worker|speaker|gender|url|name|old_index|document|lines"
-)
+NO_LABELS = re.compile("|".join(COLUMN_NAMES["no_label"]))
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
 
@@ -79,12 +63,6 @@ class MissingLabelError(BertworksError):
 def missing_label(column: str, where: str, hint: str) -> MissingLabelError:
     hint = f"{hint}; or skip all rows without a label: --skip-unlabelled"
     return MissingLabelError(f"the label in {column!r} is missing", where=where, hint=hint)
-
-
-def first_rows(rows: Iterable[_T]) -> list[_T]:
-    """The sample of rows from which the header and the columns are inferred."""
-    sample = itertools.islice(rows, SAMPLE_ROWS)
-    return next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda row: len(str(row))), [])
 
 
 def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: Container[str] = ()) -> bool | None:
@@ -129,7 +107,7 @@ def has_header(sample: list[str], delimiter: str) -> bool:
     """Whether a file that may be plain text is a table: rows of equal length below a header of bare names."""
     try:
         rows = split_rows(enumerate(sample, 1), delimiter, quoted=True, name="", strict=True)
-        first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
+        first, *others = [row for _, row in first_rows(rows) if row]
     except BertworksError:
         return False
     bare = all(cell == cell.strip() for cell in first) and (len(first) > 1 or first[0] in TEXT_NAMES)

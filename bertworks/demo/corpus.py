@@ -2,8 +2,8 @@
 
 - `prose`: docstrings and README files (reStructuredText, Markdown) -> English sentences without markup. Sentences that
   look like code, tables or fragments are left out.
-- `write_demo_corpus`: help topics of `pydoc`, texts in the sources of the standard library and of installed packages,
-  and package descriptions. Sources are read as text, never imported.
+- `write_demo_corpus`: texts in the sources of the standard library and of installed packages. Sources are read as text,
+  never imported.
 - `write_demo_origins`: paragraphs, labelled with the library that they come from.
 """
 
@@ -13,7 +13,6 @@ import re
 import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -106,16 +105,9 @@ def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
 
 def _documents() -> Iterator[tuple[str, str]]:
     """Name and text of each document, in the order of names within each kind of source."""
-    with suppress(ImportError):  # some distributions put them in a package of its own
-        from pydoc_data.topics import topics
-
-        yield from ((f"topic/{topic}", text) for topic, text in sorted(topics.items()))
     yield from _modules(Path(sysconfig.get_path("stdlib")), "python")
     for root in sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
         yield from _modules(Path(root), "package")
-    for distribution in sorted(importlib.metadata.distributions(), key=lambda d: d.name.lower()):
-        if "Description" in distribution.metadata:
-            yield f"description/{distribution.name}", distribution.metadata["Description"]
 
 
 def _modules(root: Path, kind: str) -> Iterator[tuple[str, str]]:
@@ -163,11 +155,10 @@ def _texts(corpus: Iterable[Path]) -> Mapping[str, dict[str, list[str]]]:
     texts: dict[str, dict[str, list[str]]] = defaultdict(lambda: {"train": [], "dev": []})
     for row, *_ in chain.from_iterable(map(RowReader, corpus)):
         kind, _, module = row["id"].partition("/")
-        if kind in ("package", "python"):
-            library = module.partition(".")[0] if kind == "package" else kind
-            part = "train" if _hash(module) % DEV_FRACTION else "dev"
-            paragraphs = (text for text in row["text"].split("\n") if len(text.split()) in WORDS)
-            texts[library][part] += [text for text in paragraphs if not names.search(_letters(text))]
+        library = module.partition(".")[0] if kind == "package" else kind
+        part = "train" if _hash(module) % DEV_FRACTION else "dev"
+        paragraphs = (text for text in row["text"].split("\n") if len(text.split()) in WORDS)
+        texts[library][part] += [text for text in paragraphs if not names.search(_letters(text))]
     return texts
 
 

@@ -25,14 +25,8 @@ from bertworks.training.objectives import OBJECTIVES
 # Settings of the fine-tuning, for about 90 seconds on two cores: of minilm, and of the small network just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
 OWN = ("epochs=6", "optimizer.learning_rate=1e-3")
-_SENTENCES = (
-    "The function returns the [MASK] of the list.",
-    "If the file does not [MASK], an exception is raised.",
-    "This method returns a new [MASK].",
-    "The default [MASK] is used if no argument is given.",
-)
 _PREDICTIONS = 3  # per blank
-_HELD_OUT_SENTENCES = 4
+_BLANKS = 6
 _SENTENCE = re.compile(r"(?:^|(?<=[.] ))([A-Z][^.]{15,40} )([a-z]{5,9})( [^.]{15,40}[.])(?=\s|$)", re.MULTILINE)
 
 
@@ -75,8 +69,8 @@ def _results(done: Event, model: Path) -> str:
         before = json.loads(file.readline())["evaluation"]
     after, baseline = done.fields["evaluation"], done.fields["baseline"]
     always = {"masked_lm_accuracy": baseline["masked_lm_accuracy"], "next_sentence_accuracy": 0.5}
-    rows = {f"always {baseline['token']!r}": always, "before training": before}
-    rows[f"after {done.fields['step']:,} steps"] = after
+    last = f"after {done.fields['step']:,} steps"
+    rows = {f"always {baseline['token']!r}": always, "before training": before, last: after}
     columns = [("held-out text", *(objective.title for objective in OBJECTIVES.values()))]
     columns += [
         (name, *(f"{figures[f'{kind}_accuracy']:.1%}" for kind in OBJECTIVES)) for name, figures in rows.items()
@@ -86,21 +80,20 @@ def _results(done: Event, model: Path) -> str:
 
 
 def _filled_blanks(model: Path, held_out: Path) -> list[str]:
-    """Predictions for blanks in some fixed sentences, then in held-out ones, with the original word."""
-    sentences = [(sentence, "") for sentence in _SENTENCES]
-    sentences += islice(_held_out_sentences(held_out), _HELD_OUT_SENTENCES)
+    """Predictions for blanks in held-out sentences, with the original word."""
+    sentences = list(islice(_held_out_sentences(held_out), _BLANKS))
     lines = ["filled blanks:"]
     results = fill(model, [text for text, _ in sentences], k=_PREDICTIONS)
     for (text, original), (predictions, *_) in zip(sentences, results, strict=True):
         shown = ", ".join(f"{prediction['token_str']} {prediction['score']:.0%}" for prediction in predictions)
-        lines += [f"  {text}", f"      {shown}" + (f"  (it was: {original})" if original else "")]
+        lines += [f"  {text}", f"      {shown}  (it was: {original})"]
     return lines
 
 
 def _held_out_sentences(held_out: Path) -> Iterator[tuple[str, str]]:
     """A sentence of documents from all parts of the file, without a long word in its middle, and the word."""
     texts = [row.values["text"] for row in RowReader(held_out)]
-    for text in texts[:: max(1, len(texts) // _HELD_OUT_SENTENCES)]:
+    for text in texts[:: max(1, len(texts) // _BLANKS)]:
         if match := _SENTENCE.search(text):
             yield f"{match[1]}[MASK]{match[3]}", match[2]
 

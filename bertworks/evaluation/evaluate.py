@@ -20,7 +20,7 @@ import numpy as np
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
-from bertworks.batching.sampling import Format, TokenStore
+from bertworks.batching.sampling import Format
 from bertworks.checkpoints.model_folder import TaskConfig, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
@@ -176,7 +176,7 @@ def evaluate_mlm(
     parts = {name.split(".")[0] for name in state}
     reader = read_text(inputs, text_column, documents, encoding)
     with tempfile.TemporaryDirectory() as folder:
-        store: TokenStore = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
+        store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
         pairs = {"pooler", "next_sentence"} <= parts and len(every) >= 2 and follows

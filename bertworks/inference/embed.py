@@ -22,7 +22,6 @@ from bertworks.batching.sampling import Example
 from bertworks.datasets.infer_schema import holds_codes, study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
-from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
 from bertworks.events import Event
@@ -30,7 +29,7 @@ from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, op
 from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
-from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, rows_of_texts
+from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, first_rows, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights

@@ -2,8 +2,10 @@
 
 import csv
 import difflib
+import itertools
 import json
 import re
+import tomllib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,17 +13,18 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from bertworks.errors import BertworksError, UsageError, listed, quoted
 from bertworks.io.atomic_write import utf8_path
+from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
 
-TEXT_NAMES = tuple(
-    "text content contents body article document doc passage paragraph paragraphs sentence sentences raw_text "
-    "raw_content plain_text maintext story abstract review comment 本文 テキスト 본문 텍스트".split()
-)
-TITLE_NAMES = ("title", "headline", "heading", "titel", "titre", "título", "titolo", "タイトル", "題名", "제목", "标题")
+_T = TypeVar("_T")
+COLUMN_NAMES = tomllib.loads(Path(__file__).with_name("column_names.toml").read_text(encoding="utf-8"))
+TEXT_NAMES, TITLE_NAMES = (tuple(COLUMN_NAMES[kind].split()) for kind in ("text", "title"))
+SAMPLE_ROWS = 100  # from which the header and the columns are inferred
+_SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
 _TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
 _PARQUET_ROWS = 256  # held in memory at a time, or fewer
 _PARQUET_BYTES = 1 << 24  # if these are larger
@@ -113,8 +116,7 @@ class ReadOptions:
 def delimiter_of(sample: Sequence[str], format: str | None) -> str:
     """The delimiter of a table: a tab if the format of its name says so, else the most frequent of , ; tab | in the
     first line."""
-    header = next((line for line in sample if line.strip()), "")
-    return "\t" if format == "tsv" else max(",;\t|", key=header.count)
+    return "\t" if format == "tsv" else max(",;\t|", key=next((line for line in sample if line.strip()), "").count)
 
 
 def quotes_matter(lines: Sequence[str]) -> bool:
@@ -318,6 +320,12 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
     hint = f"did you mean {option} {quoted(names[close[0]])}?" if close else f"name one of them with {option}"
     raise UsageError(what, where=name, hint=hint)
+
+
+def first_rows(rows: Iterable[_T]) -> list[_T]:
+    """The sample of rows from which the header and the columns are inferred."""
+    sample = itertools.islice(rows, SAMPLE_ROWS)
+    return next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda row: len(str(row))), [])
 
 
 def is_header(row: list[str]) -> bool:

@@ -14,6 +14,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import tomllib
 import unicodedata
 import weakref
 import zlib
@@ -33,6 +34,8 @@ LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a s
 LARGEST_LINE = 1 << 28  # bytes; a larger line is an error where it is not cut
 STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
+BAD_BYTES = "lines with bytes that are not text (replaced by \N{REPLACEMENT CHARACTER})"
+NULL = "places with NUL characters (dropped)"  # blocks of about 1 MB
 _SPACES = " 。　\r\t"  # where a line may be divided
 _MARK = "\udcff"  # stands for each sequence of bytes that is not text, until its line is counted
 _MARKED = "bertworks-marked"  # the error handler that writes it
@@ -64,28 +67,8 @@ _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 SOME_ENCODINGS = "cp1252, cp932, euc-kr, gb18030"
-# For `infer_encoding`: the frequent characters of each encoding. Two bytes: as bytes, and their least fraction of all.
-_TWO_BYTES = {
-    "euc_jp": (rb"[\xa4\xa5][\xa1-\xf6]", 0.2), "cp932": (rb"\x82[\x9f-\xf1]|\x83[\x40-\x96]", 0.2),  # kana
-    "euc-kr": (rb"[\xb0-\xc8][\xa1-\xfe]", 0.8), "cp949": (rb"[\xb0-\xc8][\xa1-\xfe]", 0.8),
-    "gb18030": (rb"[\xa1\xa3\xb0-\xd7][\xa1-\xfe]", 0.8), "big5": (rb"[\xa1\xa4-\xc6][\x40-\xfe]", 0.8),
-}  # fmt: skip
-_ONE_BYTE = {  # Latin letters count next to ASCII letters only
-    "cp1252": "L[àáâãäåæçèéêëíîïñòóôõöøùúûüßœÀÁÂÄÅÆÇÈÉÊÍÎÑÓÔÖØÚÜŒ]", "mac_roman": "L[äöüßéèàâêîôçñóíáúå]",
-    "cp1250": "L[ąćęłńóśźżĄĆĘŁŃŚŹŻáčďéěíňřšťúůýžČŘŠŽőűăäöü]", "cp1254": "L[çğıöşüâÇĞİÖŞÜ]",
-    "cp1251": "[оеаинтсрвлкмдпуі]", "koi8-r": "[оеаинтсрвлкмдпу]", "cp866": "[оеаинтсрвлкмдпу]",
-    "cp1253": "[αοιετσνηρςάόίέ]", "cp1255": "[יוהלארתבשמנ]", "cp1256": "[الينمورتبةعدس]",
-    "cp874": "[านรอกเงมยลวดทสต่้ีัไปิ]",
-}  # fmt: skip
-_OTHER_FORMATS = {  # by the first bytes of a file: its format, and how to extract its text
-    b"%PDF-": ("a PDF", "`pdftotext FILE` makes text of it"),
-    b"PK\x03\x04": ("a zip archive, as files of Excel and Word are", "save it as text or as .csv (UTF-8), or unzip it"),
-    b"x\x9c": ("compressed by zlib, as .spacy files are", "write the docs of spaCy's DocBin as JSON lines: {SPANS}"),
-    b"ARROW1": ("an Arrow file", "save it as Parquet: pandas.read_feather and to_parquet"),
-    b"SQLite format 3": ("a database", "export a table of it as .csv"),
-    b"\x80\x04": ("a pickle of Python, which may run any program", "save the rows as JSON lines or Parquet"),
-    b"\xd0\xcf\x11\xe0": ("a file of an old Office program", "save it as text or as .csv (UTF-8)"),
-}
+_FREQUENT: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("encodings.toml").read_text("utf-8"))
+OTHER_FORMATS = tomllib.loads(Path(__file__).with_name("other_formats.toml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -105,13 +88,20 @@ class IssueCounter:
         return f"{self.count:,} ({', '.join(self.places)}{more})" if self.count else "0"
 
 
+class Issues(dict[str, IssueCounter]):
+    """The counters of issues, by what they are. `issues[what].add(place)` counts one."""
+
+    def __missing__(self, what: str) -> IssueCounter:
+        self[what] = IssueCounter()
+        return self[what]
+
+
 @dataclass(kw_only=True)
 class Repairs:
-    """Bytes that were read, and repairs of them."""
+    """Bytes that were read, and issues with them."""
 
     bytes: int = 0  # read, after decompression
-    bad_bytes: IssueCounter = field(default_factory=IssueCounter)  # lines that are not UTF-8: replaced by U+FFFD
-    null_characters: IssueCounter = field(default_factory=IssueCounter)  # blocks of about 1 MB with NUL: dropped
+    counts: Issues = field(default_factory=Issues)
 
 
 class _Bytes(io.RawIOBase):
@@ -192,7 +182,7 @@ class LineReader:
             rest = end[max(map(end.rfind, _SPACES)) + 1 :] if is_cut else ""
             block += end.removesuffix(rest)
             if "\0" in block and not exact:
-                self.repairs.null_characters.add(f"{self._name}:{number}")
+                self.repairs.counts[NULL].add(f"{self._name}:{number}")
                 block = block.replace("\0", "")
             block = block if exact else _unify_line_ends(block)
             lines = block.split("\n")
@@ -201,7 +191,7 @@ class LineReader:
                     raise too_large(f"{self._name}:{number + index}", largest)
             for index, line in enumerate(lines) if _MARK in block else ():
                 if _MARK in line:
-                    for counter in (bad, self.repairs.bad_bytes):
+                    for counter in (bad, self.repairs.counts[BAD_BYTES]):
                         counter.add(f"{self._name}:{number + index}")
                     lines[index] = line.replace(_MARK, "\N{REPLACEMENT CHARACTER}")
             lines = lines if lines[-1] else lines[:-1]
@@ -259,7 +249,7 @@ def infer_encoding(data: bytes) -> str | None:
         return ""
 
     def likelihood(encoding: str) -> float:
-        text, frequent = decoded(encoding), _ONE_BYTE[encoding]
+        text, frequent = decoded(encoding), _FREQUENT["one_byte"][encoding]
         if frequent[0] == "L":
             frequent = f"(?<=[A-Za-z]){frequent[1:]}|{frequent[1:]}(?=[a-z])|[«»„“”‘’–—…€£§©®°·¿¡ºª]"
         return len(re.findall(frequent, text)) / max(1, sum(character > "\x7f" for character in text))
@@ -274,10 +264,11 @@ def infer_encoding(data: bytes) -> str | None:
     if likelihood("cp1252") > 0.9:
         return "cp1252"
     pairs = re.findall(rb"[\x81-\xfe][\x40-\xfe]", data)
-    for encoding, (frequent, least) in _TWO_BYTES.items():
-        if sum(re.fullmatch(frequent, pair) is not None for pair in pairs) > least * len(pairs) and decoded(encoding):
+    for encoding, (frequent, least) in _FREQUENT["two_bytes"].items():
+        count = sum(re.fullmatch(frequent.encode(), pair) is not None for pair in pairs)
+        if count > least * len(pairs) and decoded(encoding):
             return encoding
-    best = max(_ONE_BYTE, key=likelihood)
+    best = max(_FREQUENT["one_byte"], key=likelihood)
     return best if likelihood(best) > 0.5 else None
 
 
@@ -349,8 +340,9 @@ def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]
 
 
 def _not_text(head: bytes) -> tuple[str, str] | None:
-    if known := next(filter(head.startswith, _OTHER_FORMATS), None):
-        return _OTHER_FORMATS[known]
+    for first, (what, hint) in OTHER_FORMATS["first_bytes"].items():
+        if head.startswith(first.encode("latin-1")):
+            return what, hint
     with suppress(tarfile.HeaderError):
         tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
         return "a tar archive", "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder"

@@ -17,13 +17,13 @@ import torch
 
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.datasets.values import ID_NAMES, first_rows, label_text
+from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predict import fingerprint, notes_on, portions
-from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, usual_column
+from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, first_rows, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state

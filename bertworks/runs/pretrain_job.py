@@ -9,26 +9,16 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from zlib import crc32
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.features import shortened
-from bertworks.batching.sampling import (
-    Format,
-    Ids,
-    MaskingConfig,
-    SamplingConfig,
-    TokenStore,
-    keyed_rng,
-    make_masker,
-    make_sampler,
-)
+from bertworks.batching.sampling import Format, Ids, MaskingConfig, SamplingConfig, keyed_rng, make_masker, make_sampler
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
@@ -36,11 +26,11 @@ from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
 from bertworks.events import printable
 from bertworks.io.atomic_write import write_npy
-from bertworks.io.binary_files import CheckedArray, is_sealed, sealing
+from bertworks.io.binary_files import is_sealed, sealing
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
-from bertworks.text.shards import Shards
+from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
@@ -57,21 +47,13 @@ AT_ONCE = 32  # held-out sequences in a batch
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
-class Sections(NamedTuple):
-    """A store with shorter documents over the same tokens and sentences."""
-
-    tokens: NDArray[Any] | CheckedArray
-    sentences: NDArray[np.int64]
-    documents: NDArray[np.int64]
-
-
 def split_long_documents(store: TokenStore) -> TokenStore:
     """The store itself, or one whose long documents are cut into sections."""
     longest = max(2, (len(store.sentences) - 1) // MIN_SECTIONS)
     if len(store.documents) > 1 and np.diff(store.documents).max() <= longest:
         return store
     edges = [np.arange(first, last, longest) for first, last in zip(store.documents, store.documents[1:], strict=False)]
-    return Sections(store.tokens, store.sentences, np.append(np.concatenate(edges), store.documents[-1]))
+    return TokenStore(store.tokens, store.sentences, np.append(np.concatenate(edges), store.documents[-1]))
 
 
 def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:

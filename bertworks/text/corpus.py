@@ -5,17 +5,16 @@ Documents are streamed in an order that depends on the file names only. Memory d
 
 import glob
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
-from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, rereadable
-from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
+from bertworks.io.text_files import BAD_BYTES, NULL, IssueCounter, Issues, format_suffix, nothing_there, rereadable
+from bertworks.text.formats import CUT, EMPTY, LARGEST_DOCUMENT, SKIPPED, SUFFIXES, CorpusReport, Documents, FileReader
 from bertworks.text.segmentation import cut_text, paragraphs
 
 _OTHER_LINE_ENDS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -27,14 +26,6 @@ class Document(NamedTuple):
 
     text: str  # paragraphs separated by "\n", without empty ones; hard-wrapped lines joined
     source: str  # "path:line" where it begins (for Parquet the row)
-
-
-class Identity(NamedTuple):
-    """The files of a corpus, by their names, sizes and times only."""
-
-    files: int
-    bytes: int
-    files_sha256: str  # sha256 of paths, sizes and times of change; of a copy it differs
 
 
 class CorpusReader:
@@ -89,7 +80,7 @@ class CorpusReader:
         self.report = CorpusReport()
 
     def __iter__(self) -> Iterator[Document]:
-        report = CorpusReport(files=len(self.files), skipped_files=deepcopy(self._skipped))
+        report = CorpusReport(files=len(self.files), counts=Issues({SKIPPED: deepcopy(self._skipped)}))
         for path in self.files:
             yield from self._read(path, report)
         if not report.documents:
@@ -98,8 +89,9 @@ class CorpusReader:
             raise BertworksError(what, where=where, hint="name files that hold text")
         self.report = report
 
-    def identity(self) -> Identity:
-        """The identity of the corpus without reading it.
+    def identity(self) -> dict[str, Any]:
+        """What identifies the corpus without reading it: the number of `files` and of their `bytes`, and `files_sha256`
+        of their paths, sizes and times of change, which differs for a copy.
 
         Raises:
             BertworksError: a file is gone.
@@ -110,7 +102,7 @@ class CorpusReader:
                 status = path.stat()
             size += status.st_size
             digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-        return Identity(len(self.files), size, digest.hexdigest())
+        return {"files": len(self.files), "bytes": size, "files_sha256": digest.hexdigest()}
 
     def content_sha256(self) -> str:
         """The sha256 of all files and of their paths relative to the inputs. A copy of the files has the same."""
@@ -127,7 +119,7 @@ class CorpusReader:
             text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)
             pieces = list(filter(None, map(str.strip, cut_text(text, LARGEST_DOCUMENT, "\n", "。", ". ", " "))))
             if len(pieces) != 1:
-                (report.cut_documents if pieces else report.empty_documents).add(source)
+                report.counts[CUT if pieces else EMPTY].add(source)
             for piece in pieces:
                 report.documents += 1
                 report.characters += len(piece)
@@ -143,27 +135,27 @@ class CorpusReader:
             raise nothing_there(path)
         for match in matches:
             if match.is_dir():
-                yield from self._walk(match)
+                self.folders.append(match.resolve())
+                yield from ((file, file.relative_to(match).as_posix()) for file in self._walk(match))
             elif match != path and _is_special(match):
                 self._skipped.add(f"{match} ({_SPECIAL})")
             else:
                 yield match, match.name
 
-    def _walk(self, folder: Path) -> Iterator[tuple[Path, str]]:
-        self.folders.append(folder.resolve())
-        for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
-            folders[:] = [name for name in folders if self._is_read(Path(parent, name))]
-            for path in [Path(parent, name) for name in names]:
-                if self._is_read(path):
-                    yield path, path.relative_to(folder).as_posix()
-
-    def _is_read(self, path: Path) -> bool:
-        """Whether an entry of a folder is read. Others, except hidden ones, are counted with the reason."""
-        if path.name.startswith("."):
-            return False
-        if reason := _skip_reason(path):
-            self._skipped.add(f"{path} ({reason})")
-        return not reason
+    def _walk(self, folder: Path) -> Iterator[Path]:
+        """The files of a folder and of the folders in it. Other entries, except hidden ones, are counted with the
+        reason."""
+        with explain_os_errors("the folder cannot be read", folder, "make it readable"):
+            entries = list(folder.iterdir())
+        for path in entries:
+            if path.name.startswith("."):
+                continue
+            if reason := _skip_reason(path):
+                self._skipped.add(f"{path} ({reason})")
+            elif path.is_dir():
+                yield from self._walk(path)
+            else:
+                yield path
 
 
 def _skip_reason(path: Path) -> str:
@@ -182,19 +174,14 @@ def _is_special(path: Path) -> bool:
     return not path.is_file() and path.exists()
 
 
-def _raise_unreadable(error: OSError) -> None:
-    what = f"the folder cannot be read: {error.strerror}"
-    raise BertworksError(what, where=str(error.filename), hint="make it readable") from error
-
-
 def _clean(text: str, source: str, report: CorpusReport) -> str:
     """Remove NUL, lone surrogates and line ends other than "\\n", which JSON and Parquet may hold."""
     if "\0" in text:
-        report.null_characters.add(source)
+        report.counts[NULL].add(source)
         text = text.replace("\0", "")
     valid = text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if valid != text:
-        report.bad_bytes.add(source)
+        report.counts[BAD_BYTES].add(source)
     if any(end in valid for end in _OTHER_LINE_ENDS):
         return "\n".join(paragraphs(valid.splitlines(), None))
     return valid.strip()

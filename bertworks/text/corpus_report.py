@@ -192,8 +192,7 @@ def _text(shards: Shards, tokenizer: Tokenizer, first: int, last: int) -> str:
 
 def _by_doubling(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64 [64]: the number of lengths of 1, 2-3, 4-7, ..."""
-    exponents = np.frexp(lengths.astype(np.float64))[1] - 1
-    return np.bincount(exponents, minlength=64)
+    return np.bincount(np.frexp(lengths.astype(np.float64))[1] - 1, minlength=64)
 
 
 def _named(counts: NDArray[np.int64]) -> dict[str, int]:
@@ -236,8 +235,8 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
         f"{sentences.share:.1%} of the sentences are copies of others, such as "
         f"{next(iter(sentences.most_repeated), '')!r}: remove menus, headers and other lines that are on every "
         "page": sentences.share > _MANY_DUPLICATE_SENTENCES,
-        "the corpus is one document, which was cut into sections so that next sentence prediction has others to draw "
-        "from; separate documents by blank lines": shards.manifest.sections,
+        "the corpus is one document; a pre-training cuts it, so that next sentence prediction has others to draw from; "
+        "separate documents by blank lines": shards.manifest.sections,
         f"{report.single_sentence_documents:,} documents have a single sentence, and next sentence prediction needs "
         "two: join related sentences into documents, or pre-train without it": (
             report.single_sentence_documents > report.documents // 2
@@ -253,8 +252,7 @@ def _examples(words: dict[str, int]) -> str:
 
 
 def _duplicates_line(duplicates: Duplicates) -> str:
-    about = "" if duplicates.looked_at == 1 else "about "
-    line = f"{about}{duplicates.number:,} ({duplicates.share:.1%})"
+    line = f"{'about ' * (duplicates.looked_at < 1)}{duplicates.number:,} ({duplicates.share:.1%})"
     shown = [f"{count:,} x {text[:_SHOWN_CHARACTERS]!r}" for text, count in list(duplicates.most_repeated.items())[:3]]
     return line + (f": {', '.join(shown)}" if shown else "")
 

@@ -13,16 +13,14 @@ from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError, quoted
 from bertworks.io import tables
-from bertworks.io.processes import chunk_by_size
-from bertworks.io.text_files import COMPRESSIONS, FORMATS, LONGEST_PIECE, IssueCounter, LineReader, Repairs, open_lines
+from bertworks.io.text_files import COMPRESSIONS, FORMATS, LONGEST_PIECE, LineReader, Repairs, open_lines
 from bertworks.text.segmentation import margin_of, separation
 
-_BAD_BYTES = "lines with bytes that are not text (replaced by \N{REPLACEMENT CHARACTER})"
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
+CUT = f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)"
+SKIPPED, EMPTY, MALFORMED = "files skipped", "empty documents", "malformed lines left out"
 _LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4  # of lines without a blank one, at which it is divided
 SUFFIXES = [suffix for suffix, kind in FORMATS.items() if kind != "conll"]
-_SAMPLE_CHARACTERS = 1 << 20  # of the first records, from which the text column is inferred
-_SAMPLE_RECORDS = 100
 _MIN_LINES = 1000  # before a file with malformed lines is refused before its end
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
 
@@ -43,42 +41,24 @@ class RawDocument(NamedTuple):
     margin: int | None  # the right margin if its lines are hard-wrapped
 
 
-class _Record(NamedTuple):
-    """A line of JSON or a row of a table."""
-
-    line: int
-    value: Any  # the values by column, or the text itself
-    problem: str = ""  # why it is malformed
+# A line of JSON or a row of a table: its line; the values by column, or the text itself; why it is malformed, or "".
+_Record = tuple[int, Any, str]
 
 
 @dataclass(kw_only=True)
 class CorpusReport(Repairs):
     """Counts and issues of a pass over a corpus. `str()` gives several lines of text."""
 
-    malformed: IssueCounter = field(default_factory=IssueCounter)  # lines that are no JSON, rows of another width
-    cut_documents: IssueCounter = field(default_factory=IssueCounter)  # longer than LARGEST_DOCUMENT
-    empty_files: IssueCounter = field(default_factory=IssueCounter)
-    skipped_files: IssueCounter = field(default_factory=IssueCounter)  # of another format
     columns: dict[str, int] = field(default_factory=dict)  # text column -> number of files
     separations: dict[str, int] = field(default_factory=dict)  # separation of documents -> number of files
     files: int = 0
     documents: int = 0
     characters: int = 0
-    empty_documents: IssueCounter = field(default_factory=IssueCounter)
     wrapped_documents: int = 0  # whose hard-wrapped lines were joined
 
     def issues(self) -> list[str]:
         """A line for each kind of issue, with its number and first places."""
-        counters = {
-            "files skipped": self.skipped_files,
-            "empty files": self.empty_files,
-            "empty documents": self.empty_documents,
-            "malformed lines left out": self.malformed,
-            _BAD_BYTES: self.bad_bytes,
-            "places with NUL characters (dropped)": self.null_characters,
-            f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)": self.cut_documents,
-        }
-        return [f"{name}: {counter}" for name, counter in counters.items() if counter.count]
+        return [f"{name}: {counter}" for name, counter in self.counts.items() if counter.count]
 
     def __str__(self) -> str:
         lines = [
@@ -119,7 +99,7 @@ class FileReader:
             return
         with open_lines(self.path, self.name, self.report, self.encoding) as reader:
             if not reader.head:
-                self.report.empty_files.add(self.name)
+                self.report.counts["empty files"].add(self.name)
                 return
             kind = self._kind(reader)
             readers = {"text": self._text, "wiki": self._wiki, "json": self._json, "jsonl": self._json}
@@ -127,7 +107,7 @@ class FileReader:
             if kind in readers:
                 yield from readers[kind](reader)
             else:
-                self.report.skipped_files.add(f"{self.name} ({kind})")
+                self.report.counts[SKIPPED].add(f"{self.name} ({kind})")
 
     def _kind(self, reader: LineReader) -> str:
         """text, wiki, json, jsonl, csv or tsv, or the reason why the file is not read."""
@@ -165,7 +145,7 @@ class FileReader:
             is_end = ends == "blank_line" or (ends == "title" and any(map(str.strip, lines[1:])))
             if lines and (size >= longest or (blank and is_end)):
                 if size >= longest:
-                    self.report.cut_documents.add(f"{self.name}:{number}")
+                    self.report.counts[CUT].add(f"{self.name}:{number}")
                 yield document()
                 lines, size = [], 0
             if lines or not blank:
@@ -183,7 +163,7 @@ class FileReader:
                 if inside or lines:
                     yield RawDocument(start, lines, None)
                     if not (inside and line.startswith("</doc>")):
-                        self.report.malformed.add(f"{self.name}:{start}")
+                        self.report.counts[MALFORMED].add(f"{self.name}:{start}")
                 start, lines, inside = number, [], line.startswith("<doc ")
             elif line:
                 lines.append(html.unescape(line))
@@ -198,7 +178,7 @@ class FileReader:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     problem = f"this is not a JSON value ({error})"
-                yield _Record(number, value, "" if isinstance(value, dict | str) else problem)
+                yield number, value, "" if isinstance(value, dict | str) else problem
 
         return self._from_records(records())
 
@@ -215,8 +195,8 @@ class FileReader:
 
         def records() -> Iterator[_Record]:
             for number, row in rows:
-                problem = f"{len(row)} cells where the first row has {len(header)}" if len(row) != len(header) else ""
-                yield _Record(number, dict(zip(header, row)), problem)
+                problem = "" if len(row) == len(header) else f"{len(row)} cells where the first row has {len(header)}"
+                yield number, dict(zip(header, row)), problem
 
         return self._from_records(records(), header)
 
@@ -229,28 +209,26 @@ class FileReader:
         Raises:
             BertworksError: there is no text column; all records are malformed, or more than one and more than 1 %.
         """
-        sample = itertools.islice(records, _SAMPLE_RECORDS)
-        first = next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda record: len(str(record.value))), [])
-        objects = [record.value for record in first if isinstance(record.value, dict)]
+        first = tables.first_rows(records)
+        objects = [value for _, value, _ in first if isinstance(value, dict)]
         names = names or list(dict.fromkeys(itertools.chain(*objects)))
         read = self._text_columns({name: [value.get(name) for value in objects] for name in names}) if names else [""]
         good = bad = 0
-        first_bad: _Record | None = None
-        for record in itertools.chain(first, records):
-            if not record.problem:
+        first_bad: tuple[int, str] = 0, ""
+        for line, value, problem in itertools.chain(first, records):
+            if not problem:
                 good += 1
-                values = [record.value] if isinstance(record.value, str) else list(map(record.value.get, read))
+                values = [value] if isinstance(value, str) else list(map(value.get, read))
                 if (text := _titled(values)) is not None:
-                    yield _document(record.line, text)
+                    yield _document(line, text)
                     continue
-                record = record._replace(problem=f"{read[-1]!r} holds {type(values[-1]).__name__}, not text")
-            self.report.malformed.add(f"{self.name}:{record.line}")
+                problem = f"{read[-1]!r} holds {type(values[-1]).__name__}, not text"
+            self.report.counts[MALFORMED].add(f"{self.name}:{line}")
             bad += 1
-            first_bad = first_bad or record
+            first_bad = first_bad if bad > 1 else (line, problem)
             if bad + good >= _MIN_LINES:
-                self._refuse_malformed(first_bad, bad, good)
-        if first_bad:
-            self._refuse_malformed(first_bad, bad, good)
+                self._refuse_malformed(*first_bad, bad, good)
+        self._refuse_malformed(*first_bad, bad, good)
 
     def _parquet(self) -> Iterator[RawDocument]:
         with tables.open_parquet(self.path, self.name) as file:
@@ -272,11 +250,11 @@ class FileReader:
         self.report.columns[how] = self.report.columns.get(how, 0) + 1
         return [column] if title is None or title == column else [title, column]
 
-    def _refuse_malformed(self, first: _Record, bad: int, good: int) -> None:
+    def _refuse_malformed(self, line: int, problem: str, bad: int, good: int) -> None:
         if bad > (1 + good // 100 if good else 0):
-            what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {first.problem}"
-            hint = f"look at it with `sed -n {first.line}p {quoted(self.name)}`, repair the file or leave it out"
-            raise BertworksError(what, where=f"{self.name}:{first.line}", hint=hint)
+            what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {problem}"
+            hint = f"look at it with `sed -n {line}p {quoted(self.name)}`, repair the file or leave it out"
+            raise BertworksError(what, where=f"{self.name}:{line}", hint=hint)
 
 
 def _titled(values: Sequence[object]) -> str | None:

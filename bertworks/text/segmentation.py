@@ -8,6 +8,7 @@
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
@@ -216,15 +217,10 @@ _QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이
 _CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
 
 
-def _read_words() -> Iterator[frozenset[str]]:
-    """The lists of sentence_words.txt, without their names."""
-    text = (Path(__file__).parent / "sentence_words.txt").read_text(encoding="utf-8")
-    for paragraph in text.split("\n\n"):
-        _, *words = re.sub("#.*", "", paragraph).split()
-        yield frozenset(words)
-
-
-_TITLES, _ABBREVIATIONS, _BEFORE_NUMBERS, _STARTERS, _GERMAN_ORDINALS = _read_words()
+_WORD_LISTS = tomllib.loads(Path(__file__).with_name("sentence_words.toml").read_text(encoding="utf-8"))
+_TITLES, _ABBREVIATIONS, _BEFORE_NUMBERS, _STARTERS, _GERMAN_ORDINALS = (
+    frozenset(words.split()) for words in _WORD_LISTS.values()
+)
 
 
 def split_sentences(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 Parts make `shards` parallel and resumable. The content of a part depends on the documents only, not on the number of
 workers, and the file of a part holds the sha256 of its text. Documents are completed when parts are joined: a document
-may continue in the next part, empty documents are dropped, and a corpus of one document is divided into sections.
+may continue in the next part, and empty documents are dropped.
 
 The file of a part is an .npz file, sealed with the sha256 of the text and of the tokenizer:
 
@@ -32,7 +32,6 @@ from bertworks.text.word_cache import WordCache, flat_arrays
 
 DATA_FILES = ("tokens.bin", "sentences.npy", "documents.npy")
 PIECE_CHARACTERS = 1 << 18  # longer documents are divided at a line end or a space, so that lines may have any length
-SECTION_SENTENCES = 100
 _BATCH_CHARACTERS = 1 << 19  # given to the tokenizer at a time
 _SAMPLED_SENTENCES = 16  # per part: sentences with [UNK] whose unknown words are kept as examples
 _SAMPLED_CHARACTERS = 1 << 12  # of such a sentence
@@ -167,20 +166,13 @@ def join_parts(parts: Path, number: int, folder: Path) -> dict[str, Any]:
         totals.update(figures)
     documents = sum(map(len, _document_sizes(arrays("fragments"))))
     totals["empty_documents"] -= documents
-    sizes = _document_sizes(arrays("fragments"))
-    sentences = totals["sentences"]
-    sections = documents == 1 and sentences > 1
-    if sections:
-        # Next sentence prediction draws wrong sentences from other documents.
-        documents = max(2, round(sentences / SECTION_SENTENCES))
-        sizes = iter([(sentences + documents - 1 - np.arange(documents)) // documents])  # they differ by one at most
     with replacing(folder / "tokens.bin") as temporary, temporary.open("wb") as file:
         for tokens in arrays("tokens"):
             file.write(tokens.tobytes())
     write_npy(folder / "sentences.npy", _borders(arrays("lengths")))
-    write_npy(folder / "documents.npy", _borders(sizes))
+    write_npy(folder / "documents.npy", _borders(_document_sizes(arrays("fragments"))))
     words = _most_frequent(unknown_words, _LISTED_UNKNOWN_WORDS)
-    return {**totals, "documents": documents, "sections": sections, "unknown_words": words}
+    return {**totals, "documents": documents, "sections": documents == 1, "unknown_words": words}
 
 
 def _document_sizes(parts: Iterable[NDArray[np.int32]]) -> Iterator[NDArray[np.int64]]:

@@ -14,7 +14,7 @@ after the parts that it wrote.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
@@ -56,7 +56,7 @@ class Manifest:
     unknown_tokens: int  # [UNK]
     empty_documents: int  # left out: without tokens
     empty_sentences: int  # left out: without tokens
-    sections: bool  # the corpus was one document, and `documents` are sections of about 100 sentences
+    sections: bool  # the corpus is one document, which a pre-training cuts into sections
     dtype: str  # of tokens.bin
     vocab_size: int
     tokenizer_sha256: str
@@ -87,12 +87,11 @@ class Manifest:
                 raise BertworksError(what, where=str(path), hint=_HINT)
             if content.keys() & {"crc32", "sha256"} and content["sha256"] != json_sha256(content):
                 raise ValueError("its sha256 differs")
-            values = {field.name: content[field.name] for field in fields(cls) if field.name != "crc32"}
-            m = cls(**values, crc32=content.get("crc32", {}))
-            for field in fields(cls):
-                value = getattr(m, field.name)
-                if type(value) is not (get_origin(field.type) or field.type) or (type(value) is int and value < 0):
-                    raise ValueError(f"{field.name} is {value!r:.40}")
+            m = cls(**{"crc32": {}} | {f.name: content[f.name] for f in fields(cls) if f.name in content})
+            for name, value in vars(m).items():
+                kind: Any = cls.__annotations__[name]
+                if type(value) is not (get_origin(kind) or kind) or (type(value) is int and value < 0):
+                    raise ValueError(f"{name} is {value!r:.40}")
             names = m.files.keys()
             if m.dtype not in ("<u2", "<u4") or not {*DATA_FILES} <= names or m.crc32.keys() not in (names, set()):
                 raise ValueError("dtype or files")
@@ -115,40 +114,34 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Shards:
-    """An open shards folder. Sentence s is tokens[sentences[s]:sentences[s+1]], see the top of this module."""
+class TokenStore:
+    """Token ids of documents of sentences."""
+
+    tokens: NDArray[np.integer] | CheckedArray  # [N]
+    sentences: NDArray[np.int64]  # [S+1]; sentence s is tokens[sentences[s]:sentences[s+1]]
+    documents: NDArray[np.int64]  # [D+1]; document d is sentences documents[d]:documents[d+1]
+
+
+@dataclass(frozen=True)
+class Shards(TokenStore):
+    """An open shards folder, see the top of this module. Its arrays are mapped."""
 
     folder: Path
     manifest: Manifest
-    data: Mapping[str, CheckedArray]  # by file
     written_now: bool = False  # False: `write_shards` found a finished folder
     notes: tuple[str, ...] = ()  # for the user
 
-    @property
-    def tokens(self) -> CheckedArray:
-        """uint16 or uint32 [N], mapped."""
-        return self.data["tokens.bin"]
-
-    @property
-    def sentences(self) -> NDArray[np.int64]:
-        """[S+1], mapped."""
-        return self.data["sentences.npy"][:]  # type: ignore[no-any-return]
-
-    @property
-    def documents(self) -> NDArray[np.int64]:
-        """[D+1], mapped."""
-        return self.data["documents.npy"][:]  # type: ignore[no-any-return]
-
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False, written_now: bool = False) -> Self:
-        """Map the files of a finished folder and check their sizes. The CRC-32 of a block is checked when it is first
-        read. A folder of an older version gets them here, which reads all files once.
+        """Map the files of a finished folder and check their sizes, and the CRC-32 of all sentences and documents. That
+        of a block of tokens is checked when it is first read. A folder of an older version gets them here, which reads
+        all files once.
 
         Args:
             verify: also check the sha256 of every file, which reads all of them.
 
         Raises:
-            BertworksError: not a shards folder, not finished, or damaged. Reading the arrays raises it for a damaged
+            BertworksError: not a shards folder, not finished, or damaged. Reading the tokens raises it for a damaged
                 block.
         """
         folder, begin, notes = as_path(folder), time.perf_counter(), list[str]()
@@ -162,11 +155,11 @@ class Shards:
                 notes.append(f"{folder}: shards of an older version: checked and given checksums in {seconds:.1f} s")
             manifest = checked
         counts = manifest.tokens, manifest.sentences + 1, manifest.documents + 1
-        data = {name: _mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)}
-        for name, end in (("sentences.npy", manifest.tokens), ("documents.npy", manifest.sentences)):
-            if data[name][:1] != 0 or data[name][-1:] != end:
+        arrays = [_mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)]
+        for name, borders, end in zip(DATA_FILES[1:], arrays[1:], (manifest.tokens, manifest.sentences)):
+            if borders[0] != 0 or borders[-1] != end:
                 raise _damaged(folder / name, "its numbers do not match the manifest")
-        return cls(folder, manifest, data, written_now, tuple(notes))
+        return cls(arrays[0], arrays[1][:], arrays[2][:], folder, manifest, written_now, tuple(notes))
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids.
@@ -243,8 +236,7 @@ def write_shards(
                     number += 1
                     if progress:
                         progress(done)
-            manifest = _join(folder, number, tokenizer, settings, reader)
-            manifest.save(folder / "manifest.json")
+            _join(folder, number, tokenizer, settings, reader).save(folder / "manifest.json")
         # Only an unfinished folder needs these.
         remove(folder / "plan.json")
         remove(folder / "parts")
@@ -258,7 +250,7 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
         BertworksError: input files have changed since the beginning, or there is no text.
     """
     settings = settings | {"content_sha256": reader.content_sha256()}
-    if reader.identity().files_sha256 != settings["files_sha256"]:
+    if reader.identity()["files_sha256"] != settings["files_sha256"]:
         what = "files of the corpus changed while they were read"
         hint = "run the same command again: parts of unchanged text are kept"
         raise BertworksError(what, where=some_names(map(str, reader.files), 3), hint=hint)
@@ -298,7 +290,7 @@ def _damaged(path: Path, problem: str) -> BertworksError:
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be equal to resume a folder, or to find it finished."""
     options = {name: getattr(reader, name) for name in ("text_column", "documents", "encoding")}
-    return {"format": FORMAT, "tokenizer": tokenizer.sha256, **options, **reader.identity()._asdict()}
+    return {"format": FORMAT, "tokenizer": tokenizer.sha256, **options, **reader.identity()}
 
 
 def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path) -> None:

@@ -230,8 +230,7 @@ def sentencepiece_pipeline(
     if s.is_bpe:
         cuts = ((piece[:n], piece[n:]) for piece in ids for n in range(1, len(piece)))
         merges = [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
-        unk_token = pieces[unk_id][0]
-        model = models.BPE(ids, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=s.byte_fallback)
+        model = models.BPE(ids, merges, unk_token=pieces[unk_id][0], fuse_unk=True, byte_fallback=s.byte_fallback)
     else:
         model = models.Unigram(pieces, unk_id, s.byte_fallback)
     library = tokenizers.Tokenizer(model)

@@ -269,12 +269,8 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
 
 def _splitter(config: VocabularyConfig) -> Splitter:
     """The normalizer and pre-tokenizer that the tokenizer will have."""
-    word_piece = config.algorithm == "wordpiece"
-    return Splitter(
-        serialized=_pipeline(config, word_piece_model(_SPECIALS)).to_str(),
-        max_length=LONGEST_WORD if word_piece else _LONGEST_UNBROKEN,
-        lowercase_ascii=config.lowercase if word_piece else None,
-    )
+    longest = LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
+    return Splitter(_pipeline(config, word_piece_model(_SPECIALS)).to_str(), longest)
 
 
 def _measure(tokenizer: Tokenizer, splitter: Splitter, texts: list[str], notes: list[str]) -> tuple[int, int, int]:

@@ -45,13 +45,10 @@ class Splitter:
     Args:
         serialized: a tokenizer.json, of which the normalizer and the pre-tokenizer are used.
         max_length: characters; longer words are not counted.
-        lowercase_ascii: for a chunk of ASCII letters and digits: True: it is one word in lower case; False: one word as
-            it is; None: the tokenizer decides.
     """
 
     serialized: str
     max_length: int
-    lowercase_ascii: bool | None
 
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
@@ -68,18 +65,14 @@ class Splitter:
         for text in texts:
             chunks.update(_NEWLINES.sub(" ", text).split(" "))
         del chunks[""]
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for chunk, number in chunks.items():
             if BAD in chunk:
                 chunk, bad = _BAD_WORD.subn(" ", chunk)
-                counts[BAD] = counts.get(BAD, 0) + bad * number
-            if self.lowercase_ascii is not None and chunk.isascii() and chunk.isalnum():
-                words = [chunk.lower() if self.lowercase_ascii else chunk]
-            else:
-                words = self.words(chunk)
-            for word in words:
+                counts[BAD] += bad * number
+            for word in self.words(chunk):
                 if len(word) <= self.max_length:
-                    counts[word] = counts.get(word, 0) + number
+                    counts[word] += number
         return counts
 
     def __call__(self, texts: list[str]) -> tuple[dict[str, int], int]:
@@ -100,8 +93,7 @@ class WordCounts:
 
     def __init__(self, max_memory: int, *, as_bytes: bool = False):
         self._max_memory, self._as_bytes = max_memory, as_bytes
-        self._counts: dict[str, int] = {}
-        self._used = 0
+        self._counts, self._used = Counter[str](), 0
         self._database = sqlite3.connect("")  # a file that the system deletes when it is closed
         self._database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID")
         self.close = self._database.close
@@ -112,11 +104,8 @@ class WordCounts:
         Raises:
             BertworksError: there is no room for temporary files.
         """
-        for word, number in counts.items():
-            known = self._counts.get(word, 0)
-            self._counts[word] = known + number
-            if not known:
-                self._used += _ENTRY + 4 * len(word)
+        self._used += sum(_ENTRY + 4 * len(word) for word in counts.keys() - self._counts.keys())
+        self._counts.update(counts)
         if self._used > self._max_memory:
             self._store()
 
@@ -161,7 +150,7 @@ class WordCounts:
         except sqlite3.OperationalError as error:
             what, hint = f"word counts cannot be written: {error}", "set TMPDIR to a folder with more free space"
             raise BertworksError(what, hint=f"allow more memory, or {hint}") from error
-        self._counts, self._used = {}, 0
+        self._counts, self._used = Counter(), 0
 
 
 def count_words(
@@ -201,24 +190,20 @@ def count_words(
 
 
 class Sample:
-    """Iterates over the documents that are not held out; keeps a sample of each kind.
-
-    Attributes:
-        held_out, training: the beginning of the held-out and of the other documents.
-    """
+    """Iterates over the documents that are not held out; keeps a sample of each kind."""
 
     def __init__(self, documents: Iterable[str]):
         self._source = documents
-        self.held_out: list[str] = []
-        self.training: list[str] = []
-        self._room = {True: _MAX_SAMPLE, False: _MAX_SAMPLE // 10}  # by whether the text is held out
+        # By whether the text is held out: the beginning of these documents, and how many more characters are kept.
+        self._kept: dict[bool, list[str]] = {True: [], False: []}
+        self._room = {True: _MAX_SAMPLE, False: _MAX_SAMPLE // 10}
 
     def __iter__(self) -> Iterator[str]:
         for text in self._source:
             drawn = zlib.crc32(text.encode("utf-8", "surrogatepass")) % _HELD_OUT == 0
             held_out = drawn and len(text) <= _MAX_SAMPLE // 20  # a book is too much to lose
             if (room := self._room[held_out]) > 0:
-                (self.held_out if held_out else self.training).append(text[:room])
+                self._kept[held_out].append(text[:room])
                 self._room[held_out] -= len(text)
             if not held_out:
                 yield text
@@ -226,11 +211,11 @@ class Sample:
     @property
     def is_large(self) -> bool:
         """Whether enough text is held out for meaningful rates."""
-        return sum(map(len, self.held_out)) >= 10_000
+        return sum(map(len, self._kept[True])) >= 10_000
 
     @property
     def texts(self) -> list[str]:
-        return self.held_out if self.is_large else self.training or self.held_out
+        return self._kept[True] if self.is_large else self._kept[False] or self._kept[True]
 
 
 class WordStatistics:
