@@ -393,10 +393,14 @@ class FinetuneJob:
 
 
 def _widen_head(network: TaskModel, deviation: float) -> None:
-    """Multiplies the random weights of a classifier of sequences: see `FinetuneRecipe.head_deviation`."""
-    if network.task.pooled and isinstance(network.task, Classification | MultiLabel):
-        weight = cast(nn.Linear, network.get_submodule(network.task.head)).weight
-        weight.data *= deviation / (network.encoder.config.initializer_range * math.sqrt(weight.shape[1]))
+    """Multiplies the random weights of a classifier of sequences: see `FinetuneRecipe.head_deviation`. With many labels
+    and few rows, large weights cost accuracy (docs/experiments, 2026-11-26)."""
+    task = network.task
+    if task.pooled and isinstance(task, Classification | MultiLabel):
+        weight = cast(nn.Linear, network.get_submodule(task.head)).weight
+        labels = max(2, task.outputs) if isinstance(task, Classification) else 2
+        usual = network.encoder.config.initializer_range
+        weight.data *= deviation * math.sqrt(2 / labels / weight.shape[1]) / usual
 
 
 def _set_head(network: TaskModel, head: LinearHead) -> None:

@@ -60,8 +60,8 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
     for method, one in jobs.items():
         logits[method] = yield from _validate(one, folder / FOLDER)
     sizes = [len(part) for part in job.data.parts[:EVALUATED]]
-    scores = {method: _scores(one, logits[method], sizes) for method, one in jobs.items()}
-    best = _choose(scores, range(len(sizes)))
+    scores = {method: score_parts(one, logits[method], sizes) for method, one in jobs.items()}
+    best = best_method(scores, range(len(sizes)))
     if len(methods) > 1:
         means = {method: float(score.parts.mean()) for method, score in scores.items()}
         shown = ", ".join(f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items())
@@ -76,19 +76,19 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         chosen.validated = [
             one
             for part in every
-            for one in logits[_choose(scores, [n for n in every if n != part])][ends[part] : ends[part + 1]]
+            for one in logits[best_method(scores, [n for n in every if n != part])][ends[part] : ends[part + 1]]
         ]
     return chosen
 
 
-class _Scores(NamedTuple):
+class Scores(NamedTuple):
     """The metric of each part [parts], and of resamples of its rows [parts, samples], the same for all methods."""
 
     parts: NDArray[np.float64]
     samples: NDArray[np.float64]
 
 
-def _choose(scores: Mapping[Method, _Scores], parts: Sequence[int]) -> Method:
+def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method:
     """The method with the best mean of some parts; the first one if that is not clearly better."""
     first, rows = next(iter(scores)), list(parts)
     best = max(scores, key=lambda method: scores[method].parts[rows].mean())
@@ -121,7 +121,7 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[Log
     return found
 
 
-def _scores(job: FinetuneJob, logits: list[Logits], sizes: list[int]) -> _Scores:
+def score_parts(job: FinetuneJob, logits: list[Logits], sizes: list[int]) -> Scores:
     rows = [job.train[n] for part in job.data.parts[:EVALUATED] for n in part]
     answers = list(map(Decoder(job.description), rows, logits))
     items, ends, parts, samples = [one.item for one in rows], np.cumsum([0, *sizes]), [], []
@@ -129,4 +129,4 @@ def _scores(job: FinetuneJob, logits: list[Logits], sizes: list[int]) -> _Scores
         sums = row_sums(job.description, items[part], answers[part], job.metric)
         parts.append(sums.value)
         samples.append(resampled(sums, groups_of(job.description, items[part]), seed=number))
-    return _Scores(np.array(parts), np.array(samples))
+    return Scores(np.array(parts), np.array(samples))

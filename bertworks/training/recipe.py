@@ -4,11 +4,11 @@ except the data. Unknown names and wrong types are errors.
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import accumulate
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
 from bertworks.config import NotNegative, Positive, Range, Settings, Size, SizeOrZero, parse_as, read_recipe_text
@@ -112,8 +112,6 @@ class Recipe(Settings):
     seed: of all random numbers.
     """
 
-    ALIASES: ClassVar[Mapping[str, str]] = {"sampling.pairs": "sampling.format"}  # of fields, for one release
-
     title: str
     train: TrainConfig
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
@@ -204,7 +202,8 @@ class FinetuneRecipe(Settings):
     dropout: of the network; -1: the value of the model's configuration.
     reinitialized_layers: number of last layers that start at random, like the pooler (Zhang et al. 2021).
     head_deviation: standard deviation of the weights of a new classifier of sequences, times the root of their number;
-        0: as in the rest of the model. With larger ones probabilities can be calibrated: a tanh pooler bounds logits.
+        less for more than two labels; 0: as in the rest of the model. With larger weights probabilities can be
+        calibrated: the tanh of a pooler bounds logits.
     class_weights: "balanced": every label has the same weight in the loss, however rare it is.
     label_smoothing: fraction of the target probability that is spread over all labels.
     stride: tokens by which the windows over a long context of a question advance.
@@ -219,8 +218,6 @@ class FinetuneRecipe(Settings):
     save_every: steps between checkpoints; 0: every few minutes.
     seed: of the new head, the order of the rows and dropout.
     """
-
-    ALIASES: ClassVar[Mapping[str, str]] = {"recurrent_units": "lstm_units"}  # of fields, for one release
 
     title: str
     epochs: NotNegative = 0
@@ -254,7 +251,6 @@ class FinetuneRecipe(Settings):
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS.
 MIN_STEPS, MIN_EPOCHS, MANY_EPOCHS, FEW_STEPS, MAX_EPOCHS = 1000, 3, 20, 400, 100
 FITTED_EPOCHS, FITTED_RATE = 10, 0.3  # at most, and times the rate: of a training that starts from a fitted head
-ALIASES = {"features": "feature_based"}  # of recipes, for one release
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
 
@@ -264,7 +260,6 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    name = ALIASES.get(name, name)
     text = read_recipe_text(name, "fine-tuning recipe", packaged_recipes("finetuning"))
     return parse_as(FinetuneRecipe, text, name, overrides)
 
