@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -58,12 +59,31 @@ def _strings(node: ast.AST) -> list[str]:
     return ([text] if text is not None else []) + [found for child in inside for found in _strings(child)]
 
 
+def _values(node: object) -> list[str]:
+    """All texts of a table of TOML."""
+    if isinstance(node, str):
+        return [node]
+    inside = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
+    return [text for value in inside for text in _values(value)]
+
+
+def _texts(path: Path) -> list[str]:
+    """The texts of a file of the package: of code, of a table, the lines of a page."""
+    content = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return _strings(ast.parse(content))
+    if path.suffix == ".toml":
+        return _values(tomllib.loads(content))
+    return [re.sub(r"\{[^{}]*\}", "{}", line) for line in content.splitlines()]
+
+
 @cache
 def templates() -> dict[str, str]:
-    """Every template of the code that contains a command or an option to type, and the file that it is in."""
+    """Every template of the package that contains a command or an option to type, and the file that it is in."""
     found: dict[str, str] = {}
-    for path in sorted((ROOT / "bertworks").rglob("*.py")):
-        for text in _strings(ast.parse(path.read_text(encoding="utf-8"))):
+    files = (path for path in (ROOT / "bertworks").rglob("*") if path.suffix in (".py", ".toml", ".md"))
+    for path in sorted(path for path in files if "recipes" not in path.parts):
+        for text in _texts(path):
             if _ADVICE.search(text) and not _ONLY_AN_OPTION.fullmatch(text.strip()):
                 found.setdefault(text, str(path.relative_to(ROOT)))
     return found

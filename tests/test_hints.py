@@ -84,6 +84,9 @@ NOT_TYPED = {  # why a template is not tested here
     "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
+    "xlm(-roberta)?": NOT_ADVICE,
+    "The tokenizer is in this folder. `bertworks predict` reads the folder if the model has the head of a task.":
+        "test_export predicts with an exported folder",
     **dict.fromkeys(("--budget {}m{}", " or --method frozen"), "test_methods: a budget too short for an epoch"),
     "give --budget or --epochs, not both": "test_methods: a budget and epochs contradict",
     **dict.fromkeys(("--method {}", "another --model"), "test_baselines: what can help"),
@@ -1023,6 +1026,16 @@ def test_rows_without_a_label(shell: Shell, model: Path) -> None:
     assert "--skip-unlabelled" in answer.split("next: ")[1]
 
 
+@says("; or leave such rows out: --skip-unlabelled")
+def test_rows_without_the_field_of_the_label(shell: Shell, model: Path) -> None:
+    rows = [{"text": f"a film {n}"} | ({"label": ("pos", "neg")[n % 2]} if n % 3 else {}) for n in range(60)]
+    Path("d.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    answer = shell.fails("check", "d.jsonl", "--model", model)
+    shell.shows(answer, "; or leave such rows out: --skip-unlabelled")
+    answer = shell.works("check", "d.jsonl", "--model", model, "--skip-unlabelled")
+    assert "rows without a label, left out: 20" in answer
+
+
 @says("--text {}")
 def test_a_model_of_pairs(shell: Shell) -> None:
     pairs = write_head(Path("pairs"), task="regression", text=("a", "b"))
@@ -1201,7 +1214,7 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
 
 @says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
       "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-      "bertworks fill . {}", 'see {}\nnext: bertworks fill {} "This is the [MASK]."')  # fmt: skip
+      'bertworks fill . "The capital of France is [MASK]."', 'see {}\nnext: bertworks fill {} "This is the [MASK]."')  # fmt: skip
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
     answer = shell.works(*words, "-o", "a run")
@@ -1226,7 +1239,9 @@ def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.Monkey
     assert weights("a run") == before
 
     monkeypatch.chdir("a run")
-    answer = shell.types(shell.shows(Path("README.md").read_text(), "bertworks fill . {}"))
+    answer = shell.types(
+        shell.shows(Path("README.md").read_text(), 'bertworks fill . "The capital of France is [MASK]."')
+    )
     assert answer.count("%") == 5
 
 

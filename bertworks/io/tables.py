@@ -26,8 +26,7 @@ TEXT_NAMES, TITLE_NAMES = (tuple(COLUMN_NAMES[kind].split()) for kind in ("text"
 SAMPLE_ROWS = 100  # from which the header and the columns are inferred
 _SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
 _TEXT_TYPES = ("string", "large_string")  # of a column of Parquet
-_PARQUET_ROWS = 256  # held in memory at a time, or fewer
-_PARQUET_BYTES = 1 << 24  # if these are larger
+_PARQUET_ROWS, _PARQUET_BYTES = 256, 1 << 24  # held in memory at a time: at most; fewer if they are larger
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')

@@ -142,6 +142,7 @@ def _train(
         results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
         write_json(output / FINISHED, content)
+        write_text(output / "recipe.toml", dump_recipe(job.recipe))  # of the method that is used
         for name in ("checkpoints", FOLDER):  # a finished run is not resumed
             shutil.rmtree(output / name, ignore_errors=True)
     processes.wait()
@@ -292,8 +293,10 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
 
 
 def _plan(job: FinetuneJob, seconds: float) -> str:
+    methods = compared_methods(job)
+    job = job.variant(methods[0])
     recipe, every = job.recipe, job.evaluate_every
-    validated = f", compared by {EVALUATED} of {PARTS} folds" * (len(compared_methods(job)) > 1)
+    clearly = f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds" * (len(methods) > 1)
     lstm = f" in the frozen encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
     can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
     early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
@@ -301,7 +304,7 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     steps = f"{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
     return (
         f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{lstm}\n"
-        f"method       {' or '.join(compared_methods(job))}{validated}\n"
+        f"method       {methods[0]}{clearly}\n"
         f"training     {steps if job.method != 'frozen' else 'a linear head on the vectors of the frozen model'}\n"
         f"time         about {duration(seconds)} on this machine"
     )
