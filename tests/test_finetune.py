@@ -921,6 +921,11 @@ def test_few_rows_are_seen_often_and_many_three_times(count: int, epochs: int) -
     )
 
 
+@pytest.mark.parametrize(("count", "labels", "epochs"), [(5000, 12, 4), (5000, 67, 9), (500, 67, 20), (50_000, 67, 3)])
+def test_many_labels_need_more_steps(count: int, labels: int, epochs: int) -> None:
+    assert resolve_recipe(load_finetune_recipe("stable"), count, EncoderConfig(), labels).epochs == epochs
+
+
 @pytest.mark.parametrize(("longest", "length"), [(64, 64), (512, 512), (1024, 512)])
 def test_texts_are_read_up_to_512_tokens_unless_more_are_asked_for(longest: int, length: int) -> None:
     stable = load_finetune_recipe("stable")

@@ -79,7 +79,6 @@ NOT_TYPED = {  # why a template is not tested here
     "left out of their own ranking, as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
     "report this, with the versions that `bertworks doctor` shows": "test_doctor: the command",
     "use another output folder, or --overwrite": "only a program that was changed says so: the recipe is the same",
-    "Change a field of the recipe: --set seed=1. Repeatable.": NOT_ADVICE,
     "--threads {}: expected a number from 1, or auto": NOT_ADVICE,
     "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
@@ -1214,7 +1213,8 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
 
 @says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
       "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-      'bertworks fill . "The capital of France is [MASK]."', 'see {}\nnext: bertworks fill {} "This is the [MASK]."')  # fmt: skip
+      'bertworks fill . "The capital of France is [MASK]."',
+      'see {}\nnext: bertworks fill {} "This is the [MASK]."')  # fmt: skip
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
     answer = shell.works(*words, "-o", "a run")

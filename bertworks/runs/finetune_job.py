@@ -215,7 +215,8 @@ class FinetuneJob:
         if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
             check_same_task(self.head, d, request.model)
-        recipe = resolve_recipe(recipe, len(self.groups), c)
+        labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
+        recipe = resolve_recipe(recipe, len(self.groups), c, labels)
         self.recipe = recipe = resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
         self.precision = cast(Precision, recipe.precision)

@@ -192,8 +192,8 @@ class FinetuneRecipe(Settings):
     """Everything that decides the result of a fine-tuning, except the model and the data.
 
     title: a name for people.
-    epochs: passes over the training data; 0: enough for MIN_STEPS steps, but at most MANY_EPOCHS, or FEW_STEPS steps
-        (Mosbach et al. 2021: small data sets need many).
+    epochs: passes over the training data; 0: enough for MIN_STEPS steps, and LABEL_STEPS for each label of texts, but at
+        most MANY_EPOCHS, or FEW_STEPS steps (Mosbach et al. 2021: small data sets need many).
     batch_size: items per step.
     max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not padded to it.
     evaluations: on dev, per epoch.
@@ -248,7 +248,9 @@ class FinetuneRecipe(Settings):
             raise ValueError("lstm_units freezes the encoder: reinitialized_layers would leave it at random")
 
 
-# Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS.
+# Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS
+# (docs/experiments, 2026-11-26).
+LABEL_STEPS = 40
 MIN_STEPS, MIN_EPOCHS, MANY_EPOCHS, FEW_STEPS, MAX_EPOCHS = 1000, 3, 20, 400, 100
 FITTED_EPOCHS, FITTED_RATE = 10, 0.3  # at most, and times the rate: of a training that starts from a fitted head
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
@@ -276,11 +278,12 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
     return max_length
 
 
-def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig) -> FinetuneRecipe:
-    """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network."""
+def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig, labels: int = 0) -> FinetuneRecipe:
+    """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network; labels:
+    of texts."""
     steps = math.ceil(count / recipe.batch_size)  # of an epoch
     most = min(MAX_EPOCHS, max(MANY_EPOCHS, math.ceil(FEW_STEPS / steps)))
-    epochs = recipe.epochs or min(most, max(MIN_EPOCHS, math.ceil(MIN_STEPS / steps)))
+    epochs = recipe.epochs or min(most, max(MIN_EPOCHS, math.ceil(max(MIN_STEPS, LABEL_STEPS * labels) / steps)))
     # That of BERT-Base; smaller networks need larger ones.
     rate = recipe.optimizer.learning_rate or float(f"{5e-5 * 768 / c.hidden_size:.1e}")
     return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))
