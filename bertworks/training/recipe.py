@@ -192,7 +192,7 @@ class FinetuneRecipe(Settings):
     """Everything that decides the result of a fine-tuning, except the model and the data.
 
     title: a name for people.
-    epochs: passes over the training data; 0: enough for MIN_STEPS steps, and LABEL_STEPS for each label of texts, but at
+    epochs: passes over the training data; 0: enough for MIN_STEPS steps and LABEL_STEPS for each label of texts, at
         most MANY_EPOCHS, or FEW_STEPS steps (Mosbach et al. 2021: small data sets need many).
     batch_size: items per step.
     max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not padded to it.
