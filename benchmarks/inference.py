@@ -224,7 +224,7 @@ class Bench:
         work = self.works[name]
         lengths = self.lengths(work.texts)
         config = ModelFolder(work.model).config
-        flops = config.flops_per_token(round(sum(n * n for n in lengths) / sum(lengths)), 0, training=False)
+        flops = config.flops_per_token(round(sum(n * n for n in lengths) / sum(lengths)), 0) / 3
         about = {"title": work.title, "texts": len(lengths), "tokens": sum(lengths), "longest": max(lengths)}
         found: dict[str, Any] = {}
         for contender, columns in runs.items():

@@ -178,8 +178,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.config import dump_recipe
     from bertworks.inference.decoding import Decoder, Logits
     from bertworks.inference.engine import compute_logits_and_loss
-    from bertworks.metrics import calibration
-    from bertworks.metrics.intervals import middle, resampled
+    from bertworks.metrics.intervals import confidences, expected_calibration_error, middle, resampled
     from bertworks.runs import validation
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
     from bertworks.runs.data_splits import EVALUATED, Method, methods_of
@@ -233,8 +232,8 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
             fitted = fit_outputs(job.description, seen, inner)[0]
             x, gold, rows = gold_logits(d, job.dev, logits)
             for when, divisor in (("before", 1.0), ("after", fitted.temperature)):
-                sides = calibration.confidences(x, gold, np.full(len(x), divisor))
-                error, around = calibration.expected_calibration_error(*sides, rows)
+                sides = confidences(x, gold, np.full(len(x), divisor))
+                error, around = expected_calibration_error(*sides, rows)
                 found[method][f"calibration {when}"] = [error, *around]
     encoder = FrozenEncoder(first.model, device, d.max_length)
     for simple, answers in baseline_answers(first.train, first.dev, d, encoder).items():

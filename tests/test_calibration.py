@@ -19,7 +19,7 @@ from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder
 from bertworks.inference.explain import explain
 from bertworks.inference.predictor import Predictor
-from bertworks.metrics.calibration import (
+from bertworks.metrics.intervals import (
     best_label_threshold,
     confidences,
     expected_calibration_error,

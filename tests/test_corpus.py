@@ -22,7 +22,7 @@ from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import text_files
-from bertworks.text import corpus, formats
+from bertworks.text import corpus
 from bertworks.text.corpus import CorpusReader
 
 SENTENCES = [
@@ -102,8 +102,8 @@ def test_wrapped_paragraphs_come_back_whole(width: int, seed: int) -> None:
         " ".join(choose.choice(SENTENCES) for _ in range(choose.randint(3, 9))) for _ in range(choose.randint(4, 9))
     ]
     wrapped = "\n\n".join(textwrap.fill(text, width) for text in paragraphs).split("\n")
-    assert formats.margin_of(wrapped) is not None
-    assert corpus.paragraphs(wrapped, formats.margin_of(wrapped)) == paragraphs
+    assert corpus.margin_of(wrapped) is not None
+    assert corpus.paragraphs(wrapped, corpus.margin_of(wrapped)) == paragraphs
 
 
 def test_headings_verse_lists_and_tables_are_not_glued(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_headings_verse_lists_and_tables_are_not_glued(tmp_path: Path) -> None:
 def test_paragraphs_without_blank_lines_end_where_a_line_is_short() -> None:
     paragraphs = [" ".join(SENTENCES * 2), " ".join(SENTENCES[1:]), " ".join(SENTENCES)]
     lines = "\n".join(textwrap.fill(text, 60, initial_indent="  ") for text in paragraphs * 3).split("\n")
-    assert corpus.paragraphs(lines, formats.margin_of(lines)) == paragraphs * 3
+    assert corpus.paragraphs(lines, corpus.margin_of(lines)) == paragraphs * 3
 
 
 def test_hyphens_at_line_ends() -> None:
@@ -147,13 +147,13 @@ def test_japanese_is_joined_without_a_space_and_korean_with_one() -> None:
         "吾輩は猫である名前はまだ無いどこで生れたかとんと見当がつかぬ何でも薄暗いじめじめした所で泣いていた。" * 4
     )
     lines = [japanese[start : start + 30] for start in range(0, len(japanese), 30)]
-    assert corpus.paragraphs(lines, formats.margin_of(lines)) == [japanese]
+    assert corpus.paragraphs(lines, corpus.margin_of(lines)) == [japanese]
     korean = (
         "나는 고양이로소이다 이름은 아직 없다 어디서 태어났는지 도무지 짐작이 가지 않는다 그저 어둡고 축축한 곳에서 "
         * 4
     )
     wrapped = textwrap.fill(korean.strip(), 30).split("\n")
-    assert corpus.paragraphs(wrapped, formats.margin_of(wrapped)) == [korean.strip()]
+    assert corpus.paragraphs(wrapped, corpus.margin_of(wrapped)) == [korean.strip()]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_japanese_is_joined_without_a_space_and_korean_with_one() -> None:
     ids=["sentence per line", "paragraph per line", "headlines", "short lines"],
 )
 def test_unwrapped_lines_are_left_alone(lines: list[str]) -> None:
-    assert formats.margin_of(lines) is None
+    assert corpus.margin_of(lines) is None
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -227,10 +227,10 @@ def test_wikiextractor_entities_and_a_cut_off_article(tmp_path: Path) -> None:
         tmp_path / "wiki_00", '<doc id="1" title="A">\nA &amp; B &lt;x&gt;\n</doc>\n<doc id="2" title="B">\nRest\n'
     )
     assert texts(path) == ["A & B <x>", "Rest"]
-    assert report(path).counts[formats.MALFORMED].places == [f"{path}:4"]
+    assert report(path).counts[corpus.MALFORMED].places == [f"{path}:4"]
     stray = write(tmp_path / "wiki_01", '<doc id="1">\nA\n</doc>\nstray\n<doc id="2">\nB\n</doc>\nrest\n')
     assert texts(stray) == ["A", "stray", "B", "rest"]
-    assert report(stray).counts[formats.MALFORMED].places == [f"{stray}:3", f"{stray}:7"]
+    assert report(stray).counts[corpus.MALFORMED].places == [f"{stray}:3", f"{stray}:7"]
 
 
 # --- the text column --------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_few_malformed_lines_are_named_and_many_are_an_error(tmp_path: Path) -> 
     good = lines_of_json({"text": "good"}).rstrip()
     few = write(tmp_path / "few.jsonl", "\n".join([good] * 10 + ["{broken"] + [good] * 10))
     assert len(texts(few)) == 20
-    assert report(few).counts[formats.MALFORMED].places == [f"{few}:11"]
+    assert report(few).counts[corpus.MALFORMED].places == [f"{few}:11"]
     many = write(tmp_path / "many.jsonl", "\n".join([good] * 3 + ["{broken"] * 5))
     with pytest.raises(BertworksError, match="malformed") as caught:
         texts(many)
@@ -426,8 +426,8 @@ def test_empty_documents_and_files_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "c.txt.gz", gzip.compress(b""))
     found = report(tmp_path)
     assert found.documents == 1
-    assert found.counts[formats.EMPTY].count == 4
-    assert found.counts[formats.EMPTY].places[0] == f"{tmp_path}/a.jsonl:1"
+    assert found.counts[corpus.EMPTY].count == 4
+    assert found.counts[corpus.EMPTY].places[0] == f"{tmp_path}/a.jsonl:1"
     assert found.counts["empty files"].count == 2
 
 
@@ -494,7 +494,7 @@ def test_a_tar_archive_of_unix_v7_is_no_text(tmp_path: Path) -> None:
     write(tmp_path / "other.txt", bytes(header) + body)
     found = report(tmp_path)
     assert found.documents == 2
-    assert "old.txt (a tar archive; `mkdir FOLDER; tar xf FILE" in str(found.counts[formats.SKIPPED].places)
+    assert "old.txt (a tar archive; `mkdir FOLDER; tar xf FILE" in str(found.counts[corpus.SKIPPED].places)
 
 
 def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
@@ -509,9 +509,9 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     write(tmp_path / "array.json", '[{"text": "a"}]')
     found = report(tmp_path)
     assert found.documents == 1
-    assert found.counts[formats.SKIPPED].count == 5
+    assert found.counts[corpus.SKIPPED].count == 5
     assert "packed.txt.gz (a tar archive; `mkdir FOLDER; tar xf FILE -C FOLDER`" in str(
-        found.counts[formats.SKIPPED].places
+        found.counts[corpus.SKIPPED].places
     )
     assert "picture.png" in str(found)
     assert "letter.txt (a PDF; `pdftotext FILE`" in str(found)
@@ -558,10 +558,10 @@ def test_what_is_left_out_of_a_folder_is_counted_with_the_reason(tmp_path: Path)
     os.mkfifo(tmp_path / "data" / "pipe.txt")  # would keep a reader waiting for ever
     for inputs in (tmp_path / "data", f"{tmp_path}/da*"):
         found = report(inputs)
-        assert (found.documents, found.counts[formats.SKIPPED].count) == (1, 4)
+        assert (found.documents, found.counts[corpus.SKIPPED].count) == (1, 4)
         for place in ("_draft.txt (its name", "_old (its name", "link (a link to a folder", "pipe.txt (a pipe or"):
             assert place in str(found)
-    assert report(f"{tmp_path}/data/[gp]*").counts[formats.SKIPPED].places == [
+    assert report(f"{tmp_path}/data/[gp]*").counts[corpus.SKIPPED].places == [
         f"{tmp_path}/data/pipe.txt (a pipe or a device; name it as an input of its own)"
     ]
 
@@ -643,7 +643,7 @@ def test_a_giant_line_of_plain_text_is_cut_and_memory_stays_flat(tmp_path: Path)
         tracemalloc.stop()
         assert letters == megabytes * 50_000 * len("wordswithoutanend")
         assert reader.report.documents >= megabytes // 6
-        assert reader.report.counts[formats.CUT].count > 2
+        assert reader.report.counts[corpus.CUT].count > 2
     assert peaks[1] < 1.1 * peaks[0]
 
 
@@ -652,9 +652,9 @@ def test_a_giant_json_string_becomes_several_documents(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines_of_json({"text": text}))
     pieces = texts(path)
     assert len(pieces) == 3
-    assert all(len(piece) <= formats.LARGEST_DOCUMENT for piece in pieces)
+    assert all(len(piece) <= corpus.LARGEST_DOCUMENT for piece in pieces)
     assert " ".join(pieces) == text.strip()
-    assert report(path).counts[formats.CUT].count == 1
+    assert report(path).counts[corpus.CUT].count == 1
 
 
 @settings(max_examples=60, deadline=None)

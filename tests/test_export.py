@@ -405,7 +405,7 @@ def test_models_that_cannot_be_exported(exported: Path, tmp_path: Path, monkeypa
     model = write_encoder(tmp_path / "encoder")
     with pytest.raises(UsageError, match="no head of a task"):
         run(model, tmp_path / "onnx", data=write_reviews(tmp_path / "d.csv"))
-    monkeypatch.setattr("bertworks.interop.onnx_export._MAX_BYTES", 1000)
+    monkeypatch.setattr("bertworks.interop.export._MAX_BYTES", 1000)
     with pytest.raises(BertworksError, match="2 GB"):
         run(model, tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()

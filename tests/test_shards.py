@@ -27,10 +27,9 @@ from bertworks.runs.pretrain_job import split_long_documents
 from bertworks.text import shard_writer as parts_module
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.segmentation import split_sentences
-from bertworks.text.shard_writer import PartWriter, cut_into_parts, part_path, token_dtype
+from bertworks.text.shard_writer import PartWriter, WordCache, cut_into_parts, part_path, token_dtype
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.word_cache import WordCache
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "cat", "sat", "on", "mat", "dog", "ran", "home", "un", "##able", "##s", "##ing", *".,!?()\"'-[]"]
@@ -636,7 +635,7 @@ def test_the_word_cache_never_changes_an_id(variants: list[str], texts: list[str
 
 
 def test_the_word_cache_forgets_when_it_is_full(variants: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.text.word_cache._MAX_ENTRIES", 20)
+    monkeypatch.setattr("bertworks.text.shard_writer._MAX_ENTRIES", 20)
     word_cache = WordCache(variants[0])
     for document in make_documents(40):
         sentences = document.split("\n")

@@ -54,31 +54,28 @@ def pretraining_card(
     *,
     name: str,
     recipe: str,
-    steps: int,
-    tokens: int,
     corpus: Mapping[str, object],
     held_out: Mapping[str, float],
     versions: Mapping[str, str],
+    **counts: int,
 ) -> str:
     """The card of a pre-trained model.
 
     Args:
         name: the title; usually the name of the folder.
         recipe: the resolved recipe, as TOML.
-        steps, tokens: of the training.
         corpus: names and counts, such as {"documents": 8000, "sha256": "..."}.
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
+        counts: `steps` and `tokens` of the training.
     """
-    values = {
+    values: dict[str, object] = {
         "name": " ".join(name.split()),
         "c": config,
         "millions": config.num_parameters(*PRETRAINING_HEADS) / 1e6,
-        "steps": steps,
-        "tokens": tokens,
         "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",
         "corpus": render_table(("Corpus", ""), corpus),
         "recipe": render_code("toml", recipe),
         "software": render_table(("Package", ""), versions),
     }
-    return fill_template(Path(__file__).with_name("pretrained.md"), **values)
+    return fill_template(Path(__file__).with_name("pretrained.md"), **values, **counts)

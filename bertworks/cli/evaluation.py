@@ -134,8 +134,7 @@ def squad(
     refuse_existing(output, overwrite)
     answers: Path | dict[str, str] = predictions or {}
     if model is not None:
-        if output is not None:
-            refuse_unwritable(output)
+        refuse_unwritable(output)
         console.say(f"{model} answers the questions of {data} ...")
         found = bw.answer_questions(data, model, on_note=console.say)
         answers = {identity: answer["answer"] for identity, answer in found}

@@ -438,13 +438,12 @@ def span_of(entry: Any) -> dict[str, Any] | None:
     rest = dict(entry)
     if isinstance(rest.get("span"), list) and len(rest["span"]) == 2:
         rest["start"], rest["end"] = rest.pop("span")
-    start, end, kind = (_take(rest, names) for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES))
+    start, end, kind = (
+        next((rest.pop(name) for name in names if name in rest), None)
+        for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES)
+    )
     kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
     kind = str(kind) if type(kind) is int and "start_offset" in entry else kind  # doccano until 2021
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):
         return None
     return {"start": start, "end": end, "type": kind, **rest}
-
-
-def _take(entry: dict[str, Any], names: Sequence[str]) -> Any:
-    return next((entry.pop(name) for name in names if name in entry), None)

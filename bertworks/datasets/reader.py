@@ -79,7 +79,7 @@ class RowReader:
         self.options, self._counts = options, Issues()
         self.header_note = ""
         self._known = known
-        self._largest = options.row_bytes
+        self._largest = tables.parse_size(options.max_row_bytes, "--max-row-bytes")
         self._state = self._file_state()
         self._skipped = 0  # lines before a table
         self._spans: str | None = None  # the field with spans

@@ -45,7 +45,7 @@ from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
 from bertworks.runs.task_metrics import bounded, compute_metrics, task_results
-from bertworks.text.formats import Documents
+from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
 from bertworks.training.loop import evaluate
@@ -99,7 +99,7 @@ def evaluate_squad(
     scores = squad.evaluate_answers(
         questions, answers, version=version, no_answer_probabilities=probabilities, unit=f1_unit
     )
-    missing = squad.missing_predictions(questions, answers)
+    missing = [question.id for question in questions if question.id not in answers]
     unknown = [question for question in answers if question not in known]
     left = {question for question, probability in (probabilities or {}).items() if probability > 1}
     given = ("" if question.id in left else answers.get(question.id) for question in questions)
@@ -255,8 +255,7 @@ def evaluate_task(
         UsageError: no such column.
         BertworksError: no such model; a row that cannot be evaluated, with its line, as one without a label.
     """
-    if errors is not None:
-        refuse_unwritable(errors)
+    refuse_unwritable(errors)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     d, empty = predictor.description, IssueCounter()
     reader = RowReader(data, read, known=(*d.text, *d.label))
@@ -356,8 +355,7 @@ def evaluate_blimp(
     """
     if sample < 0:
         raise UsageError(f"a sample of {sample} pairs: expected 1 or more, or 0 for all")
-    if output is not None:
-        refuse_unwritable(output)
+    refuse_unwritable(output)
     pairs = list(_read_pairs(data, sample))
     source = open_model(model, device)
     yield Event("note", f"sentences: {' and '.join(map(repr, _PAIR_COLUMNS[:2]))}; {len(pairs):,} pairs")

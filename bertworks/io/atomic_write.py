@@ -94,12 +94,14 @@ def utf8_path(path: Path) -> Iterator[Path]:
         yield link
 
 
-def refuse_unwritable(path: str | Path) -> None:
+def refuse_unwritable(path: str | Path | None) -> None:
     """Check early that an output file can be written, so that no result is lost at the end.
 
     Raises:
         BertworksError: no file can be created there.
     """
+    if path is None:
+        return
     target = Path(path).expanduser()
     with explain_os_errors("cannot be written", path, "choose another path with -o"):
         if target.is_dir():

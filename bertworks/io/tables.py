@@ -79,11 +79,6 @@ class ReadOptions:
     max_row_bytes: str = "16m"
 
     @property
-    def row_bytes(self) -> int:
-        """`max_row_bytes` as a number."""
-        return parse_size(self.max_row_bytes, "--max-row-bytes")
-
-    @property
     def numbers_of_columns(self) -> dict[str, int]:
         """`columns` as {"word": 2, "tag": 4}.
 

@@ -74,7 +74,7 @@ def evaluate_answers(
                 figures |= {f"{part}_{name}": value for name, value in _means(chosen).items()}
     if no_answer_probabilities is not None:
         figures |= _best(questions, predictions, scores, no_answer_probabilities)
-    return figures | {"missing": len(missing_predictions(questions, predictions))}
+    return figures | {"missing": sum(q.id not in predictions for q in questions)}
 
 
 def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
@@ -84,11 +84,6 @@ def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
         letters += sum(map(str.isalpha, context))
         east_asian += len(_EAST_ASIAN.findall(context))
     return "character" if 2 * east_asian > letters else "word"
-
-
-def missing_predictions(questions: Iterable[SquadQuestion], predictions: Mapping[str, str]) -> list[str]:
-    """The ids of the questions without a prediction, not even ""."""
-    return [question.id for question in questions if question.id not in predictions]
 
 
 def score_answer(

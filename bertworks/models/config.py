@@ -146,9 +146,7 @@ class EncoderConfig:
             count += self.vocab_size if self.lm_head != "plain" else 0
         return count + (2 * hidden + 2 if "next_sentence" in heads else 0)
 
-    def flops_per_token(
-        self, sequence_length: int, predictions: float, training: bool = True, finished: float = 1.0
-    ) -> float:
+    def flops_per_token(self, sequence_length: int, predictions: float, finished: float = 1.0) -> float:
         """Matrix-product operations per token (a multiply-add counts 2).
 
         predictions: predicted tokens per token.
@@ -160,8 +158,7 @@ class EncoderConfig:
         head = 2 * width * ((hidden if self.lm_head == "transform" else 0) + self.vocab_size)
         saved = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)
         projection = 2 * width * hidden if width != hidden else 0
-        total = self.num_hidden_layers * block + projection - saved + predictions * head
-        return total * (3 if training else 1)
+        return 3 * (self.num_hidden_layers * block + projection - saved + predictions * head)
 
 
 def _read_presets() -> dict[str, EncoderConfig]:

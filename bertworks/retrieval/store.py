@@ -219,11 +219,6 @@ def _alive_rows(deleted: str, count: int) -> NDArray[np.bool_]:
     return ~np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
 
 
-def _as_deleted(alive: NDArray[np.bool_]) -> str:
-    """The deleted rows of a segment, for the manifest."""
-    return "" if alive.all() else base64.b64encode(np.packbits(~alive).tobytes()).decode()
-
-
 def _faiss() -> Any:
     with optional_import("approximate search", '"bertworks[faiss]"'):
         import faiss
@@ -323,7 +318,8 @@ class Documents:
         alive = self.alive & ~np.isin(keys, [hash_of(name) for name in ids])
         if (alive == self.alive).all():
             return self.manifest
-        deleted = [_as_deleted(alive[start:end]) for start, end in pairwise(self.edges)]
+        parts = [alive[start:end] for start, end in pairwise(self.edges)]
+        deleted = ["" if part.all() else base64.b64encode(np.packbits(~part).tobytes()).decode() for part in parts]
         # A file with ids may be indexed again after a deletion: this adds no row twice.
         sources = {name: state for name, state in self.manifest.sources.items() if not name.startswith(NAMED)}
         segments = dict(zip(self.manifest.segments, deleted, strict=True))

@@ -117,7 +117,9 @@ def read_data(
     parts: tuple[list[int], ...] = ()
     if fold is None and _wants_parts(validation, train):
         groups = _groups(train, schema, notes if by_parts else [], by_document=by_document)
-        parts = _cut_into_parts(train, schema, groups)
+        strata = _strata(train, schema, groups, keyed_rng("folds", 0))
+        parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
+        parts = parts if all(parts) else ()  # there are fewer groups
     held_out = _validated_rows(train, parts, schema, notes) if by_parts and parts else held_out
     if not train or not held_out:
         raise BertworksError(f"{len(all_items)} rows are too few to train and to evaluate",
@@ -127,13 +129,6 @@ def read_data(
 
 def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
     return validation == "folds" or (validation == "auto" and len(rows) < FEW_ROWS)
-
-
-def _cut_into_parts(rows: Sequence[Item], schema: Schema, groups: Sequence[Hashable]) -> tuple[list[int], ...]:
-    """The numbers of the rows in each of PARTS parts of equal size; none if there are fewer groups."""
-    strata = _strata(rows, schema, groups, keyed_rng("folds", 0))
-    parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
-    return parts if all(parts) else ()
 
 
 def _validated_rows(train: Sequence[Item], parts: Sequence[list[int]], schema: Schema, notes: list[str]) -> list[Item]:

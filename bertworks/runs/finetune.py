@@ -31,7 +31,7 @@ from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurize
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
-from bertworks.metrics import calibration, intervals
+from bertworks.metrics import intervals
 from bertworks.runs import task_metrics
 from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
@@ -234,8 +234,8 @@ def fit_outputs(
     x, gold, row_of = gold_logits(d, rows, logits)
     reliability: dict[str, Any] = {"temperature": fitted.temperature, "rows": len(rows)}
     for name, divisor in (("before", np.ones(len(x))), ("after", temperatures[row_of])):
-        sides = calibration.confidences(x, gold, divisor)
-        error, interval = calibration.expected_calibration_error(*sides, np.repeat(row_of, len(sides[0]) // len(x)))
+        sides = intervals.confidences(x, gold, divisor)
+        error, interval = intervals.expected_calibration_error(*sides, np.repeat(row_of, len(sides[0]) // len(x)))
         reliability[name] = {"error": error, "interval": interval}
     before, after = (task_metrics.format_score("", *reliability[name].values()) for name in ("before", "after"))
     how = f"calibrated on {len(rows):,} rows with the temperature {fitted.temperature:.3g}"
@@ -255,16 +255,16 @@ def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -
         figures = task_metrics.compute_metrics(d, [features.item for features in rows], answers)
         return replace(d, threshold=task_metrics.best_threshold(answers, figures)) if "threshold" in figures else d
     x, gold, _ = gold_logits(d, rows, logits)
-    d = replace(d, temperature=calibration.fit_temperature(x, gold))
+    d = replace(d, temperature=intervals.fit_temperature(x, gold))
     if d.task == "multilabel":
-        d = replace(d, threshold=calibration.best_label_threshold(sigmoid(x / d.temperature), gold))
+        d = replace(d, threshold=intervals.best_label_threshold(sigmoid(x / d.temperature), gold))
     return d
 
 
 def gold_logits(
     d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
 ) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
-    """Logits [n, labels] and gold labels as in `metrics.calibration`, of all words or tokens, or of each row; and the
+    """Logits [n, labels] and gold labels as in `metrics.intervals`, of all words or tokens, or of each row; and the
     number of the row of each."""
     gold = [np.concatenate([example.target.labels for example in features.unit]) for features in rows]
     if d.task == "choice":

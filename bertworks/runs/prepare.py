@@ -13,9 +13,8 @@ from bertworks.errors import UsageError, as_path, quoted
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.tables import Data, sources_of
-from bertworks.text.corpus import CorpusReader
+from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
-from bertworks.text.formats import Documents
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES

@@ -7,15 +7,15 @@
 import math
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from bertworks.batching.batch import Batch
 from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
@@ -30,8 +30,7 @@ from bertworks.runs.pretrain_job import PretrainJob, phase_batches
 from bertworks.runs.processes import training_processes
 from bertworks.runs.run_folder import absolute, check_same_request, open_run, read_plans, write_plans
 from bertworks.runs.training_run import TrainingRun
-from bertworks.text.corpus import CorpusReader
-from bertworks.text.formats import Documents
+from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
@@ -332,9 +331,8 @@ def _fill_budget(
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
-    def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
-        return phase_batches(job.store, job.documents, timed, job.tokenizer, output / "plans", 0, 1)
-
+    others: dict[str, Any] = {"tokenizer": job.tokenizer, "plans": output / "plans", "rank": 0, "world_size": 1}
+    make_batches = partial(phase_batches, job.store, job.documents, **others)
     measured = measure_steps(recipe, device, seconds, make_batches)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
     needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))

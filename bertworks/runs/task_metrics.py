@@ -195,11 +195,6 @@ def bounded(interval: intervals.Interval, value: float, count: int, metric: str)
     return intervals.Interval(max(least, interval.low), min(1.0, interval.high))
 
 
-def intervals_of(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, intervals.Interval]:
-    """`interval_of` of all metrics of the task."""
-    return {name: interval_of(d, items, answers, name) for name in metrics_of(d.task, d.labels, d.bare_types)}
-
-
 def groups_of(d: TaskConfig, items: Sequence[Item]) -> Sequence[Hashable]:
     """Of each row what it belongs to: the context of a question, the document, or itself. FEWEST_GROUPS or more groups,
     else each row is its own."""
@@ -255,12 +250,12 @@ def task_results(
     """Metrics and their intervals, `table`s of parts, the number of mistakes and their most frequent kinds; and all
     mistakes."""
     items = [features.item for features in encoded]
-    wrong = mistakes(d, items, answers)
+    wrong, names = mistakes(d, items, answers), metrics_of(d.task, d.labels, d.bare_types)
     return {
         "task": d.task,
         "rows": len(items),
         "figures": compute_metrics(d, items, answers),
-        "intervals": intervals_of(d, items, answers),
+        "intervals": {name: interval_of(d, items, answers, name) for name in names},
         "table": table(d, encoded, answers),
         "mistakes": len(wrong),
         "frequent": frequent(wrong),
