@@ -400,3 +400,11 @@ def test_pairs_in_groups_too_large_are_divided_and_said() -> None:
     assert data.dev
     alone = read_data(pairs_of([f"a {n}" for n in range(60)], [f"b {n}" for n in range(60)]), validation="split")
     assert not [note for note in alone.notes if "in common" in note]
+
+
+def test_the_report_of_a_linear_head_has_its_figures_and_no_steps(model: Path, tmp_path: Path) -> None:
+    done, _ = run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", model, method="frozen", overrides=())
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "steps" not in page.partition("<details>")[0]
+    assert "Nothing has been measured" not in page
+    assert f"accuracy {100 * done.fields['figures']['accuracy']:.1f}%" in page

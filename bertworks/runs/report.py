@@ -91,7 +91,7 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
         BertworksError: the page cannot be written.
     """
     steps, evaluations = _read_rows(folder)
-    summary = _spent(steps, evaluations)
+    summary = _spent(steps, evaluations) if steps or not result else []  # a linear head has no steps
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
     title = _title(metric, place := place_of(result))
@@ -99,11 +99,13 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     drawn = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawn.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
-    sections = [svg.side_by_side(drawn), *(_evaluation_sections(result) if result else ())]
+    sections = [svg.side_by_side(drawn)] * bool(drawn or not result)
+    sections += _evaluation_sections(result) if result else ()
     sections[:0] = _comparison(result["baselines"], place) if result and result.get("baselines") else ()
     if evaluations:
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
+    if evaluations or result:
         figures = format_metrics(result["figures"], result.get("intervals", {})) if result else format_metrics(best)
         summary.append(figures if result else f"best after step {best['step']:,}: {figures}")
     sections.append(svg.preformatted("Data", data))

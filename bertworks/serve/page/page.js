@@ -192,7 +192,7 @@ const abilities = {
     sent: fields => ({ inputs: { question: fields.question.value, context: fields.context.value }, top_k: 3 }),
     show(place, answer, { inputs }) {
       marked(make("div", place, undefined, "said"), inputs.context, answer.answer ? [answer] : []);
-      if (answer.n_best.length) make("h3", place, "What was weighed");
+      if (answer.n_best.length) make("h3", place, "Other answers");
       bars(place, answer.n_best.map(one => [one.answer || "(no answer)", one.score, percent(one.score)]));
       return answer.answer || "The passage does not say";
     },
@@ -310,9 +310,9 @@ const TASKS = { classification: "one label for a text", multilabel: "labels for 
   choice: "one of several choices", "masked-lm": "words in the place of blanks", embedding: "vectors of texts" };
 const READS = { pair: ["First text", "Second text"], "text or pair": ["Text", "Second text, if there is one"],
   question: ["Question", "Passage"], choices: ["Beginning", "Choices, one a line"] };
-const TARGETS = { classification: "Another label than its answer", multilabel: "Another label than the most probable",
-  tagging: "Another word than the first that has a tag", spans: "Another word than the first that is an entity",
-  "masked-lm": "Another word than the most probable" };
+const TARGETS = { classification: "Explain another label", multilabel: "Explain another label",
+  tagging: "Explain another word", spans: "Explain another word",
+  "masked-lm": "Explain another word" };
 const IN_ORDER = ["choice", "tagging", "spans"];  // whose answers stand in the order of the text, and not of merit
 const RANKINGS = { hybrid: "meaning and words", dense: "meaning", bm25: "words" };
 
@@ -327,7 +327,7 @@ function fit() {
   if (TARGETS[info.task]) {
     const target = document.querySelector(".target");
     target.hidden = false;
-    target.querySelector("label").textContent = `${TARGETS[info.task]} (may stay empty)`;
+    target.querySelector("label").textContent = `${TARGETS[info.task]} (optional)`;
     if (!IN_ORDER.includes(info.task)) {
       for (const name of info.labels) make("option", $("explain-labels")).value = name;
     }
