@@ -1,15 +1,19 @@
 """Long texts are encoded in parts: the tokens are those of the whole text, and memory stays bounded."""
 
 import json
+import re
+import subprocess
+import sys
 
 import pytest
 import tokenizers
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
+from bertworks.runs import data_splits
 from bertworks.text import tokenizer as module
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import cut_points
+from bertworks.text.tokenizer_pipeline import cut_points, long_runs
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 TEXT = (
@@ -160,3 +164,122 @@ def test_other_tokenizers_read_a_text_as_a_whole(change):
     tokenizer = json.loads(KINDS["wordpiece"]())
     assert cut_points(tokenizer) is not None
     assert cut_points(tokenizer | change) is None
+
+
+# --- texts without white space ----------------------------------------------------------------------------------------
+
+units = st.sampled_from(
+    ["ACGT", "a", "abc", "the", "'ll", "-", "é", "e\u0301", "中国", "東", "\U0001f600", "12", "_", "[MASK]"]
+)
+parts_without_spaces = st.one_of(
+    st.tuples(units, st.integers(1, 400)).map(lambda pair: pair[0] * pair[1]),
+    st.text("ACGT", min_size=50, max_size=600),
+    st.text("abcdefgh'.-12中国東京のé", max_size=400),
+    st.sampled_from([" ", "\n" * 70, " " * 90, "x" * 90, "Hello"]),
+)
+without_spaces = st.lists(parts_without_spaces, min_size=1, max_size=5).map("".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(without_spaces, min_size=1, max_size=2), most=st.integers(5, 60))
+def test_texts_without_spaces_have_the_tokens_of_the_whole(tokenizer, texts, most):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PART", 40)
+        patch.setattr(module, "_PER_TOKEN", 1)
+        patch.setattr(module, "_LONGEST", 160)
+        patch.setattr(module, "_OVERLAP", 80)
+        in_parts = answers(tokenizer, texts, most)
+        patch.setattr(tokenizer, "_cuts", None)
+        patch.setattr(tokenizer, "_long_runs", None)
+        whole = answers(tokenizer, texts, most)
+    assert in_parts == whole
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize(
+    "text", ["ACGTTGCAAC" * 400_00, "-" * 400_000, "a" + " " * 400_000 + "b", "中国東京" * 100_000]
+)
+def test_no_long_part_is_read_at_once(kind, text, monkeypatch):
+    tokenizer, longest = Tokenizer(KINDS[kind]()), []
+    run = Tokenizer._run
+    monkeypatch.setattr(
+        Tokenizer, "_run", lambda self, encode, texts: longest.extend(map(len, texts)) or run(self, encode, texts)
+    )
+    tokenizer.encode(text, max_length=512)
+    [(ids, offsets)] = tokenizer.arrays([text])
+    if kind == "wordpiece" or not text.startswith("a "):
+        assert max(longest) <= 2 * module._LONGEST
+    assert len(ids) == len(offsets)
+    assert offsets.max() == len(text)
+
+
+runs = st.lists(
+    st.tuples(
+        st.sampled_from(["x", "ab1", "é", "가", " ", "\n ", ".", "中", "[MASK]", "<mask>", "the "]),
+        st.integers(1, 1500),
+    ),
+    max_size=4,
+).map(lambda pairs: "".join(unit * count for unit, count in pairs))
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=runs, most=st.integers(5, 60))
+def test_long_words_and_white_space_are_left_out(text, most):
+    tokenizer = Tokenizer(KINDS["wordpiece"]())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PART", 40)
+        short = answers(tokenizer, ["", text, "the cat"], most)
+        patch.setattr(tokenizer, "_long_runs", None)
+        assert short == answers(tokenizer, ["", text, "the cat"], most)
+
+
+def test_of_a_long_word_the_ends_are_read():
+    tokenizer = Tokenizer(KINDS["wordpiece"]())
+    text = "the " + "ACGT" * 100_000 + " cat"
+    [short] = tokenizer._short([text])
+    assert len(short.text) < 2000
+    encoding = tokenizer.encode(text, max_length=16)
+    assert encoding.offsets[1:3] == [(0, 3), (4, 400_004)]
+    assert tokenizer.unknown([text])[0] == "ACGT" * 100_000
+
+
+@pytest.mark.parametrize(
+    "change", [{"pre_tokenizer": {"type": "WhitespaceSplit"}}, {"added_tokens": [{"content": "ACGT"}]}]
+)
+def test_what_may_have_tokens_is_not_left_out(change):
+    tokenizer = json.loads(KINDS["wordpiece"]())
+    others = {"lstrip": False, "rstrip": False}
+    change = {k: [v[0] | others] if k == "added_tokens" else v for k, v in change.items()}
+    assert long_runs(tokenizer) is not None
+    assert long_runs(tokenizer | change) is None
+    assert long_runs(json.loads(KINDS["bpe"]())) is None
+
+
+@given(st.text("ab \n\u00a0\u0301ﬁÉ", max_size=40), st.booleans())
+def test_a_long_text_has_the_key_of_its_words(text, lowercase):
+    def key(size):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(data_splits, "_PARTS", re.compile(rf"(?s:.{{1,{size}}})(?!\S)|\S+"))
+            return data_splits.text_key([text, "b"], lowercase)
+
+    assert key(3) == key(1 << 16)
+    assert data_splits.text_key([f" {text}\n", "b"], lowercase) == key(5)
+    assert data_splits.text_key([text, "b c"], lowercase) != key(5)
+
+
+@pytest.mark.slow
+@pytest.mark.no_cover
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+@pytest.mark.parametrize("text", ["ACGTTGCA" * 2_000_000, "the cat sat " * 1_300_000, "中国東京" * 1_300_000])
+def test_a_text_of_16_mb_takes_little_memory(kind, text, tmp_path):
+    code = (
+        "import sys, pathlib; from bertworks.text.tokenizer import Tokenizer\n"
+        "def memory(name): return next(int(x.split()[1]) for x in open('/proc/self/status') if x.startswith(name))\n"
+        "tokenizer, text = Tokenizer(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[2]).read_text()\n"
+        "tokenizer.encode('the'); before = memory('VmRSS')\n"
+        "tokenizer.encode(text, max_length=512); print((memory('VmHWM') - before) / 1024)"
+    )
+    (tmp_path / "tokenizer").write_text(KINDS[kind]())
+    (tmp_path / "text").write_text(text)
+    command = [sys.executable, "-c", code, str(tmp_path / "tokenizer"), str(tmp_path / "text")]
+    assert float(subprocess.run(command, check=True, capture_output=True, text=True).stdout) < 264

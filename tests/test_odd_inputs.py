@@ -37,7 +37,7 @@ from bertworks.runs.dataset_report import make_dataset_report
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.report import write_errors
 from bertworks.runs.task_metrics import Mistake
-from bertworks.text.tokenizer import with_marks
+from bertworks.text.tokenizer_pipeline import with_marks
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
 

@@ -257,8 +257,11 @@ class Featurizer:
         by which they advance; 0: by half of them."""
         template = self.tokenizer.template
         room = self.max_length - sum(map(len, before)) - template.num_special(len(before) + 1)
+        types = dict[int, Ids]()  # those of a length are kept once: a long text has many windows
         for window in sliding_windows(len(row), room, step or max(1, room // 2)):
             sequence = add_special_tokens([*before, row[window.start : window.end]], template)
+            same = types.setdefault(len(sequence.input_ids), sequence.token_type_ids)
+            sequence = sequence._replace(token_type_ids=same)
             yield window, sequence, len(sequence.input_ids) - len(template.suffix) - len(window.own)
 
     # --- where the answer to a question stands
@@ -269,12 +272,12 @@ class Featurizer:
         for item, (whole, count), (row, offsets) in zip(items, questions, contexts, strict=True):
             question = whole[: min(self.max_question, self.max_length // 2)]
             first, last = _answer(item, offsets)
-            unit, places, own = [], [], []
+            unit, places, own, every = [], [], [], np.arange(self.max_length)
             for window, sequence, begin in self._windows(row, self.stride, question):
                 inside = window.start <= first and last < window.end
                 labels = [first - window.start + begin, last - window.start + begin] if inside else [0, 0]
                 n, context = len(sequence.input_ids), slice(begin, begin + len(window.own))
-                unit.append(_example(sequence, np.arange(n), np.array(labels)))
+                unit.append(_example(sequence, every[:n], np.array(labels)))
                 numbers, best = np.full(n, NO_TOKEN), np.zeros(n, np.bool_)
                 numbers[context], best[context] = np.arange(window.start, window.end), window.own
                 places.append(numbers)

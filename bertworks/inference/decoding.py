@@ -11,7 +11,8 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.metrics.classification import tag_runs
-from bertworks.text.tokenizer import Tokenizer, with_marks
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer_pipeline import with_marks
 from bertworks.training import task_heads
 from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskHead

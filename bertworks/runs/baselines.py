@@ -59,6 +59,7 @@ _ABSENT = -30.0  # the logit of what never occurs in the training rows
 _MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a bag of words, or a tagger, learns
 _ENCODER_WORK = 5e11  # tokens times parameters of the rows that are encoded to learn from them
 _HELD_OUT_WORK = 2  # times this for the rows that are predicted
+_LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
 _MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
 
 
@@ -200,8 +201,8 @@ def _targets(row: Features) -> NDArray[Any]:
 
 
 def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
-    """The first texts, and the second ones of pairs."""
-    return list(zip(*(row.item.texts for row in rows), strict=True))
+    """The first texts, and the second ones of pairs; their beginnings where they are very long."""
+    return list(zip(*([text[:_LONGEST_TEXT] for text in row.item.texts] for row in rows), strict=True))
 
 
 def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[Answer]:
@@ -285,7 +286,7 @@ def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
     """tf-idf of the words of both; of pairs also of the words in both texts, and their cosine."""
     from scipy.sparse import hstack
 
-    vectorizer, bags = _vectorizer([text for row in train for text in row.item.texts]), []
+    vectorizer, bags = _vectorizer(list(chain.from_iterable(_sides(train)))), []
     for rows in (train, held_out):
         sides = list(map(vectorizer.transform, _sides(rows)))
         common = [sides[0].multiply(side) for side in sides[1:]]

@@ -40,6 +40,7 @@ DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 FEWEST_GROUPS = 10  # documents, or different texts, that are divided as a whole
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
+_PARTS = re.compile(r"(?s:.{1,65536})(?!\S)|\S+")  # of a text, without a cut in a word
 LISTED = 5  # rows named in a note
 READING = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")  # settings of texts
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
@@ -298,9 +299,13 @@ def _count_note(rows: Sequence[Item], what: str) -> list[str]:
 
 def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
     """Equal for copies: white space and forms of Unicode make no difference, nor does case with `lowercase`."""
-    joined = "\0".join(" ".join(unicodedata.normalize("NFKC", text).split()) for text in texts)
-    joined = joined.casefold() if lowercase else joined
-    return hashlib.blake2b(joined.encode("utf-8", "replace"), digest_size=16).digest()
+    key = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        for part in _PARTS.finditer(text):  # the words of a long text would take ten times its size
+            words = " ".join(unicodedata.normalize("NFKC", part[0]).split())
+            key.update(f"{words.casefold() if lowercase else words} ".encode("utf-8", "replace") if words else b"")
+        key.update(b"\0")
+    return key.digest()
 
 
 def _groups(all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_document: bool) -> list[Hashable]:

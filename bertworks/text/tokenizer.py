@@ -13,13 +13,15 @@ WordPiece: a word longer than 100 characters becomes one [UNK], as in transforme
 does a word with a piece that is not in the vocabulary.
 
 Memory: the library needs about 300 bytes for each token, so long texts are encoded in parts, cut where this changes no
-token (`cut_points`); a part without such a place stays whole.
+token (`cut_points`). Where no such place is near:
+
+- WordPiece: of a word that becomes [UNK], and of white space, only the ends are read (`long_runs`).
+- Others: the parts overlap, and one ends where the next one has the same token (`overlapping`); else it stays whole.
 """
 
 import json
 import re
 import sys
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, groupby
@@ -37,11 +39,13 @@ from bertworks.io.binary_files import json_sha256
 from bertworks.io.processes import chunk_by_size
 from bertworks.text import tokenizer_pipeline
 from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, check_description, count_cased, read_folder, read_vocabulary
-from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded, spell_special_tokens
+from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, ShortText, guarded
 
 _PART = 1 << 14  # characters of a part of a long text
 _AT_ONCE = 1 << 18  # characters that the library encodes together
 _PER_TOKEN = 16  # characters at the beginning of a long text for each token that is wanted
+_LONGEST = 1 << 16  # characters of a part without a place to cut; a longer one is read in parts that overlap
+_OVERLAP = 1 << 11  # characters; a quarter at each end is not compared
 
 
 class Encoding(NamedTuple):
@@ -109,7 +113,7 @@ class Tokenizer:
         description = guarded(lambda: check_description(serialized), "not a tokenizer")
         self._library = guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
         # Comes first: to_str() of the library counts up to the largest id.
-        self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
+        self.tokens = tokenizer_pipeline.tokens_in_order(self._library.get_vocab(with_added_tokens=True))
         self.vocab_size = len(self.tokens)
         for token in description.get("added_tokens") or ():
             if self._library.token_to_id(token["content"]) != token["id"]:
@@ -125,9 +129,11 @@ class Tokenizer:
         self._literal.encode_special_tokens = True
         self._description: dict[str, Any] = json.loads(content)
         self._cuts = tokenizer_pipeline.cut_points(self._description)
+        self._long_runs = tokenizer_pipeline.long_runs(self._description)
+        self._is_bpe = self._description["model"]["type"] == "BPE" and not self._description["model"]["dropout"]
         numbers = {token: number for number, token in enumerate(self.tokens)}
         names = special_tokens or {}
-        self.special_tokens = spell_special_tokens(names, numbers)
+        self.special_tokens = tokenizer_pipeline.spell_special_tokens(names, numbers)
         missing = [token for name, token in (SPECIAL_TOKENS | names).items() if name not in self.special_tokens]
         if missing and self._description["model"]["type"] == "WordPiece":
             raise BertworksError(f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line")
@@ -273,32 +279,45 @@ class Tokenizer:
 
     def encode_each(self, texts: Sequence[str], *, max_length: int | None = None) -> Iterator[Encoding]:
         """`encode_batch`, one result at a time, so that memory does not grow with the number of texts."""
-        return (self._finish([part], max_length) for part in self._begin(texts, max_length))
+        return (self._finish([begun], max_length) for begun in self._begin(texts, max_length))
 
     def arrays(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """For each text its ids [n] and offsets [n, 2], those of `encode` without the template. They need a tenth of
         the memory of an `Encoding`."""
-        for _, parts in groupby(self._parts(self._plain.encode_batch, texts), itemgetter(0)):
+        short = self._short(texts)
+        for number, parts in groupby(self._parts(self._plain, short), itemgetter(0)):
             ids, offsets = [], []
             for _, start, skipped, part in parts:
                 whole = self._library.post_process(part)
                 inner = self.template.inner(len(whole))
-                ids.append(np.array(whole.ids[inner][skipped:], np.int64))
-                offsets.append(np.array(whole.offsets[inner][skipped:], np.int64).reshape(-1, 2) + start)
-            yield np.concatenate(ids), np.concatenate(offsets)
+                ids.append(np.array(whole.ids[inner][skipped:], np.int32))
+                offsets.append(np.array(whole.offsets[inner][skipped:], np.int32).reshape(-1, 2) + start)
+            arrays = np.concatenate(ids, dtype=np.int64), np.concatenate(offsets, dtype=np.int64)
+            del ids, offsets
+            yield arrays[0], short[number].places(arrays[1])
 
     def words(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """int64 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
         and other characters that it removes are in no word."""
-        parts = groupby(self._parts(self._literal.encode_batch, texts), itemgetter(0))
-        return [np.concatenate([_words(texts[number], *part) for _, *part in found]) for number, found in parts]
+        short, words = self._short(texts), list[NDArray[np.int64]]()
+        for number, parts in groupby(self._parts(self._literal, short), itemgetter(0)):
+            found = [np.zeros((0, 2), np.int64)]
+            for _, begin, skipped, part in parts:
+                spans = tokenizer_pipeline.words_of(short[number].text, begin, skipped, part)
+                in_word = skipped and part.word_ids[skipped - 1 : skipped] == part.word_ids[skipped : skipped + 1]
+                if in_word and found[-1][-1:, 1].tolist() == spans[:1, 0].tolist() != []:  # the text was cut in a word
+                    spans[0, 0], found[-1] = found[-1][-1, 0], found[-1][:-1]
+                found.append(spans)
+            words.append(short[number].places(np.concatenate(found)))
+        return words
 
     def unknown(self, texts: Sequence[str]) -> list[str]:
         """The parts of the texts that become [UNK], in order, with repetitions."""
+        short = self._short(texts)
         return [
-            texts[text][begin + start : begin + end]
-            for text, begin, skipped, part in self._parts(self._literal.encode_batch, texts)
-            for number, (start, end) in list(zip(part.ids, part.offsets, strict=True))[skipped:]
+            texts[text][slice(*short[text].places(np.array(span) + begin))]
+            for text, begin, skipped, part in self._parts(self._literal, short)
+            for number, span in list(zip(part.ids, part.offsets, strict=True))[skipped:]
             if number == self.unk_id
         ]
 
@@ -307,7 +326,7 @@ class Tokenizer:
 
         Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word and a bracket.
         """
-        found = groupby(self._parts(self._literal.encode_batch_fast, texts), itemgetter(0))
+        found = groupby(self._parts(self._literal, self._short(texts), is_fast=True), itemgetter(0))
         return [list(chain.from_iterable(part.ids[skipped:] for *_, skipped, part in parts)) for _, parts in found]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -334,28 +353,46 @@ class Tokenizer:
         match = self._cuts.search(text, position)
         return match.start() if match else len(text)
 
-    def _begin(self, texts: Sequence[str], most: int | None) -> Iterator[tuple[Any, int]]:
-        """For each text the encoding of its beginning, with at least `most` of its tokens (None: of all of it), and the
-        number of its other tokens."""
-        most, fast = sys.maxsize if most is None else most, self._plain.encode_batch_fast
-        ends = [self._cut(text, _PER_TOKEN * most) for text in _checked_texts(texts)]
-        for group in chunk_by_size(zip(texts, ends), _AT_ONCE, itemgetter(1)):
-            begun = self._run(self._plain.encode_batch, [text[:end] for text, end in group])
-            for (text, end), part in zip(group, begun):
-                while end < len(text) and len(part) < most:
-                    end = self._cut(text, 2 * end)
-                    [part] = self._run(self._plain.encode_batch, [text[:end]])
-                others = self._parts(fast, [text], end - 1) if end < len(text) else ()
-                yield part, sum(len(other) - skipped for *_, skipped, other in others)
+    def _short(self, texts: Sequence[str]) -> list[ShortText]:
+        """The texts without the inside of long runs."""
+        runs = self._long_runs
+        return [ShortText.of(text, runs if len(text) > _PART else None) for text in _checked_texts(texts)]
+
+    def _begin(self, texts: Sequence[str], most: int | None) -> Iterator[tuple[Any, int, ShortText]]:
+        """For each text the encoding of its beginning, with at least `most` of its tokens (None: of all of it), the
+        number of its other tokens, and what `_short` makes of it."""
+        most = sys.maxsize if most is None else most
+        far = max(_LONGEST, 2 * _PER_TOKEN * most)
+        begun = ((short, self._cut(short.text, _PER_TOKEN * most)) for short in self._short(texts))
+        for group in chunk_by_size(begun, _AT_ONCE, lambda one: min(one[1], far)):
+            parts = iter(self._run(self._plain.encode_batch, [short.text[:end] for short, end in group if end <= far]))
+            for short, end in group:
+                part = next(parts) if end <= far else None
+                if part is None or (end < len(short.text) and len(part) < most):
+                    yield *self._beginning(short.text, most), short
+                else:
+                    others = self._parts(self._plain, [short], end - 1, is_fast=True) if end < len(short.text) else ()
+                    yield part, sum(len(other) - skipped for *_, skipped, other in others), short
+
+    def _beginning(self, text: str, most: int) -> tuple[Any, int]:
+        """As `_begin`, for a text without a place to cut at its beginning."""
+        longest = max(_LONGEST, _PER_TOKEN * most)
+        while True:
+            parts = self._overlapping(self._plain, text, longest)
+            _, _, part = next(parts)
+            if len(part) >= most or longest >= len(text):
+                return part, sum(len(other) - skipped for _, skipped, other in parts)
+            longest *= 2
 
     def _parts(
-        self, encode: Callable[..., list[Any]], texts: Sequence[str], begin: int = 0
+        self, library: tokenizers.Tokenizer, texts: Sequence[ShortText], begin: int = 0, *, is_fast: bool = False
     ) -> Iterator[tuple[int, int, int, Any]]:
         """For each part of each text, in order: the number of the text, where the part begins, how many of its tokens
-        belong to the part before, its encoding. begin: where the texts are cut, less 1."""
+        belong to the part before, its encoding. begin: where the texts are cut, less 1. is_fast: without offsets."""
+        encode = library.encode_batch_fast if is_fast else library.encode_batch
 
         def parts() -> Iterator[tuple[int, str, int, int]]:
-            for number, text in enumerate(_checked_texts(texts)):
+            for number, (text, *_) in enumerate(texts):
                 start, end = begin, -1
                 while end < len(text):
                     end = self._cut(text, max(start, end) + _PART)
@@ -363,9 +400,21 @@ class Tokenizer:
                     start = end - 1
 
         for group in chunk_by_size(parts(), _AT_ONCE, lambda part: part[3] - part[2]):
-            encodings = self._run(encode, [text[start:end] for _, text, start, end in group])
-            for (number, text, start, _), encoding in zip(group, encodings):
-                yield number, start, len(self._run(encode, [text[start]])[0]) if start else 0, encoding
+            encodings = iter(self._run(encode, [text[a:b] for _, text, a, b in group if b - a <= _LONGEST]))
+            for number, text, start, end in group:
+                before = len(self._run(encode, [text[start]])[0]) if start else 0
+                if end - start <= _LONGEST:
+                    yield number, start, before, next(encodings)
+                    continue
+                for at, skipped, encoding in self._overlapping(library, text[start:end], _LONGEST):
+                    yield number, start + at, skipped or before, encoding
+
+    def _overlapping(self, library: tokenizers.Tokenizer, text: str, longest: int) -> Iterator[tuple[int, int, Any]]:
+        """`tokenizer_pipeline.overlapping` of a text."""
+        longest, unfit = longest if self._cuts else len(text), self.unk_id if self._is_bpe else None
+        return tokenizer_pipeline.overlapping(
+            lambda part: self._run(library.encode_batch, [part])[0], text, longest, _OVERLAP, unfit
+        )
 
     def _run(self, encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
         """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
@@ -375,51 +424,27 @@ class Tokenizer:
             valid = [tokenizer_pipeline.SURROGATES.sub("\ufffd", text) for text in texts]
             return guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
 
-    def _finish(self, begun: list[tuple[Any, int]], max_length: int | None) -> Encoding:
+    def _finish(self, begun: list[tuple[Any, int, ShortText]], max_length: int | None) -> Encoding:
         """Truncate one or two texts to `max_length` and apply the template. begun: see `_begin`."""
-        num_truncated, parts = 0, [part for part, _ in begun]
+        num_truncated, parts = 0, [part for part, *_ in begun]
         if max_length is not None:
             room = max_length - self._library.num_special_tokens_to_add(len(parts) == 2)
             if room < 0:
                 raise UsageError(f"max_length {max_length} leaves no room for the special tokens")
-            first, *others = (len(part) + other for part, other in begun)
+            first, *others = (len(part) + other for part, other, _ in begun)
             kept = truncated_lengths(first, sum(others), room)
             num_truncated = first + sum(others) - sum(kept)
             for part, length in zip(parts, kept):
                 part.truncate(length)
         e = self._library.post_process(*parts)
-        return Encoding(e.ids, e.type_ids, e.offsets, e.word_ids, e.special_tokens_mask, num_truncated)
+        offsets = e.offsets
+        if any(len(short.cuts) for *_, short in begun):
+            places = (begun[number or 0][2].places(np.array(pair)) for number, pair in zip(e.sequence_ids, offsets))
+            offsets = [(int(start), int(end)) for start, end in places]
+        return Encoding(e.ids, e.type_ids, offsets, e.word_ids, e.special_tokens_mask, num_truncated)
 
 
 def _checked_texts(texts: Sequence[str]) -> Sequence[str]:
     if wrong := [text for text in several(texts, "give [text]") if not isinstance(text, str)]:
         raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="use a string")
     return texts
-
-
-def with_marks(text: str, end: int) -> int:
-    """The end of a span, extended by the combining marks of its last character: accents, vowel signs and variation
-    selectors. A tokenizer that removes them leaves them out of its offsets."""
-    while end < len(text) and unicodedata.category(text[end]).startswith("M"):
-        end += 1
-    return end
-
-
-def _words(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int64]:
-    """The words of a part of a text. begin, skipped: see `Tokenizer._parts`."""
-    spans: list[tuple[int, int]] = []
-    tokens = list(zip(encoding.word_ids, encoding.offsets))[skipped:]
-    for _, word in groupby(tokens, key=itemgetter(0)):
-        offsets = [offset for _, offset in word]
-        start, end = begin + offsets[0][0], begin + offsets[-1][1]
-        start += len(text[start:end]) - len(text[start:end].lstrip())  # the space in front may belong to the word
-        if start < end:
-            spans.append((start, with_marks(text, end)))
-    return np.array(spans, np.int64).reshape(-1, 2)
-
-
-def _tokens_in_order(ids: dict[str, int]) -> list[str]:
-    tokens = sorted(ids, key=ids.__getitem__)
-    if wrong := [token for number, token in enumerate(tokens) if ids[token] != number]:
-        raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}: {wrong[0]!r} has id {ids[wrong[0]]}")
-    return tokens

@@ -2,18 +2,24 @@
 
 - `bert_pipeline`: WordPiece, or another model with BERT's normalizer and template
 - `sentencepiece_pipeline`: a SentencePiece file (Kudo and Richardson 2018), unigram or BPE
-- `cut_points`: where a long text can be cut without a change of its tokens
+- `cut_points`: where a long text can be cut without a change of its tokens; `long_runs`: what can be left out;
+  `overlapping`: parts of other texts
 """
 
 import math
 import re
 import struct
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError, quoted
@@ -35,6 +41,7 @@ SPELLINGS = {  # of special tokens in published vocabularies, where a folder doe
 SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
 SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
+LONGEST_RUN = 1 << 10  # characters of a word, or of white space, of which the inside is not read
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LARGEST_TRIE = 1 << 22  # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
@@ -182,6 +189,116 @@ def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
     if isolated and all(content.isascii() and not re.search("[,;/+]", content) for content in added):
         pattern += _NEXT_TO_MARKS
     return re.compile(pattern)
+
+
+def long_runs(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Letters and digits that WordPiece reads as one [UNK], and white space, which has no token: at least LONGEST_RUN
+    characters, of which those inside make no difference. None: they may make one. tokenizer: see `cut_points`."""
+    kinds, model = {step["type"] for step in steps_of(tokenizer["normalizer"])}, tokenizer["model"]
+    is_simple = kinds <= {"BertNormalizer", "NFC", "NFD", "Lowercase", "StripAccents"}
+    is_simple &= (tokenizer["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+    is_simple &= model["type"] == "WordPiece" and model["max_input_chars_per_word"] < LONGEST_RUN // 4
+    is_simple &= not any(token["content"].isalnum() for token in tokenizer["added_tokens"])
+    if not is_simple or not cut_points(tokenizer):
+        return None
+    letter = f"{_LETTER[:-1]}㐀-䶿一-鿿豈-﫿]"  # Chinese characters may be words
+    return re.compile(f"(?<!{letter}){letter}{{{LONGEST_RUN},}}|[ \\t\\n\\r]{{{LONGEST_RUN},}}")
+
+
+class ShortText(NamedTuple):
+    """A text without characters that no token depends on."""
+
+    text: str
+    cuts: NDArray[np.int64] = np.zeros(0, np.int64)  # where characters were left out, in the short text
+    left_out: NDArray[np.int64] = np.zeros(1, np.int64)  # [cuts + 1]: characters before and after each of these places
+
+    @classmethod
+    def of(cls, text: str, runs: re.Pattern[str] | None) -> Self:
+        """The text without the inside of each run. runs: see `long_runs`."""
+        half = LONGEST_RUN // 2
+        spans = [(run.start() + half, run.end() - half) for run in (runs.finditer(text) if runs else ())]
+        if not spans:
+            return cls(text)
+        starts, ends = np.array(spans, np.int64).T
+        kept = [text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True)]
+        left_out = np.cumsum([0, *(ends - starts)])
+        return cls("".join(kept), starts - left_out[:-1], left_out)
+
+    def places(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in the short text -> in the text."""
+        return offsets + self.left_out[np.searchsorted(self.cuts, offsets)] if len(self.cuts) else offsets
+
+
+def overlapping(
+    encode: Callable[[str], Any], text: str, longest: int, overlap: int, unfit: int | None
+) -> Iterator[tuple[int, int, Any]]:
+    """Parts of a text that overlap: where each begins, how many of its tokens belong to the part before, its encoding.
+    A part ends where the next one has the same token, and is longer where there is none.
+
+    The tokens are those of the whole text. In BPE any token will do: a row of tokens is that of a text if each two
+    neighbours are those of their own text, as the first merge across a border would happen there too. In other models
+    it must end a word.
+
+    Args:
+        longest: characters of a part, at least twice the overlap.
+        overlap: characters, a quarter at each end for what the borders of a part change.
+        unfit: BPE: the id after which no part ends, as unknown characters are joined; None: another model.
+    """
+
+    def ends(part: Any, begin: int) -> dict[tuple[int, int, int], int]:
+        """Tokens that may end a part, by their characters and id -> how many tokens it then has."""
+        first, last = stop - overlap + overlap // 4 - begin, stop - overlap // 4 - begin
+        ids, offsets, words, found = part.ids, part.offsets, part.word_ids, dict[tuple[int, int, int], int]()
+        for n in range(bisect_left(offsets, (first, 0)), min(bisect_left(offsets, (last, 0)), len(ids) - 1)):
+            start, end = offsets[n]
+            fits = words[n] != words[n + 1] or unfit not in (None, ids[n])
+            if fits and end <= min(last, offsets[n + 1][0]):  # not one of several tokens of a character
+                found[begin + start, begin + end, ids[n]] = n + 1
+        return found
+
+    at, skipped, stop = 0, 0, min(len(text), longest)
+    part = encode(text[:stop])
+    while stop < len(text):
+        next_at, next_stop = stop - overlap, min(len(text), stop - overlap + longest)
+        following = encode(text[next_at:next_stop])
+        mine, theirs = ends(part, at), ends(following, next_at)
+        if same := max(mine.keys() & theirs.keys(), default=None):
+            part.truncate(mine[same])
+            yield at, skipped, part
+            at, skipped, part, stop = next_at, theirs[same], following, next_stop
+        else:
+            stop = min(len(text), 2 * stop - at)
+            part = encode(text[at:stop])
+    yield at, skipped, part
+
+
+def with_marks(text: str, end: int) -> int:
+    """The end of a span, extended by the combining marks of its last character: accents, vowel signs and variation
+    selectors. A tokenizer that removes them leaves them out of its offsets."""
+    while end < len(text) and unicodedata.category(text[end]).startswith("M"):
+        end += 1
+    return end
+
+
+def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int64]:
+    """The words of a part of a text. begin, skipped: see `Tokenizer._parts`."""
+    spans: list[tuple[int, int]] = []
+    tokens = list(zip(encoding.word_ids, encoding.offsets))[skipped:]
+    for _, word in groupby(tokens, key=itemgetter(0)):
+        offsets = [offset for _, offset in word]
+        start, end = begin + offsets[0][0], begin + offsets[-1][1]
+        start += len(text[start:end]) - len(text[start:end].lstrip())  # the space in front may belong to the word
+        if start < end:
+            spans.append((start, with_marks(text, end)))
+    return np.array(spans, np.int64).reshape(-1, 2)
+
+
+def tokens_in_order(ids: dict[str, int]) -> list[str]:
+    """The tokens of ids, which must be 0..n-1."""
+    tokens = sorted(ids, key=ids.__getitem__)
+    if wrong := [token for number, token in enumerate(tokens) if ids[token] != number]:
+        raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}: {wrong[0]!r} has id {ids[wrong[0]]}")
+    return tokens
 
 
 def steps_of(step: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
