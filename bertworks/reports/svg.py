@@ -70,12 +70,6 @@ def headline(text: str, warning: str = "") -> str:
     return f'<p class="headline">{escape(text)}</p>' + f'<p class="warning">{escape(warning)}</p>' * bool(warning)
 
 
-def software(versions: Mapping[str, Any]) -> str:
-    """The software with which a run started."""
-    listed = ", ".join(f"{escape(str(package))} {escape(str(version))}" for package, version in versions.items())
-    return f'<p class="quiet">Started with {listed}.</p>'
-
-
 def figures(title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of numbers. columns: key in a row, title, format; a column that no row has is left out."""
     present = [column for column in columns if any(column[0] in row for row in rows)]
@@ -177,11 +171,9 @@ class _Axes(NamedTuple):
 
 
 def _figure(title: str, legend: str, description: str, parts: Sequence[str], height: int = HEIGHT) -> str:
-    drawn = "\n".join(parts)
-    return (
-        f"<figure><figcaption>{escape(title)}{legend}</figcaption>\n"
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(description)}">\n{drawn}\n</svg></figure>'
-    )
+    caption = f"<figure><figcaption>{escape(title)}{legend}</figcaption>"
+    start = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(description)}">'
+    return "\n".join([caption, start, *parts, "</svg></figure>"])
 
 
 def _line(series: Series, axes: _Axes, show: Show) -> str:

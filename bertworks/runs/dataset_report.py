@@ -111,7 +111,7 @@ class DatasetReport:
     unknown: float
     unknown_words: list[str]
     pieces: float
-    warnings: list[str]
+    warnings: list[str] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
     is_validated: bool = False
 
@@ -178,7 +178,6 @@ def make_dataset_report(
         lengths=_lengths(both, task, tokenizer, max_length),
         **_same_texts(data, tokenizer.lowercase),
         **_vocabulary(both, tokenizer),
-        warnings=[],
     )
     texts = [" ".join(item.texts) for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
     found = [*_row_warnings(report), *_text_warnings(report, texts, tokenizer)]

@@ -71,7 +71,8 @@ def write_report(folder: Path) -> Path:
     """
     steps, evaluations = _read_rows(folder)
     charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
-    sections, summary = [svg.side_by_side(_lines(charts, steps, evaluations, "held out"))], _spent(steps, evaluations)
+    sections = [svg.side_by_side(_lines(charts, steps, evaluations, "held out", {}))]
+    summary = _spent(steps, evaluations)
     if evaluations:
         columns = [(name, f"{m.name}, {title}", m.format.format) for title, m, name in named_measures(evaluations[-1])]
         sections.append(svg.figures("Held-out text", [STEP_COLUMN, *columns], evaluations))
@@ -151,7 +152,8 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> 
     recipe, run = folder / "recipe.toml", folder / "run.json"
     sections += [svg.folded("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
     if software := read_json(run).get("versions") if run.exists() else None:
-        sections.append(svg.software(software))
+        listed = ", ".join(f"{package} {version}" for package, version in software.items())
+        sections.append(f'<p class="quiet">Started with {escape(listed)}.</p>')
     write_text(folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections))
     return folder / "report.html"
 
@@ -177,9 +179,7 @@ def _spent(steps: Rows, evaluations: Rows) -> list[str]:
     return parts
 
 
-def _lines(
-    charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point] | None = None
-) -> list[str]:
+def _lines(charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]) -> list[str]:
     """Charts of figures over steps; a figure that nothing has is left out.
 
     Args:
@@ -188,7 +188,7 @@ def _lines(
     drawn = []
     for title, name, show, from_zero in charts:
         train = Series("training", "train", svg.points(steps, name))
-        series = [train, Series(held, "held", svg.points(evaluations, name), (best or {}).get(name))]
+        series = [train, Series(held, "held", svg.points(evaluations, name), best.get(name))]
         if series := [line for line in series if line.points]:
             drawn.append(svg.chart(title, series, show, from_zero))
     return drawn
@@ -310,9 +310,7 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: M
     place = "Cross-validation" if data_report.is_validated else "Dev"
     heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
     scores = render_table(heads, titled_metrics(figures, intervals))
-    return f"""{scores}{compared}
-{place}: {note}.
-"""
+    return f"{scores}{compared}\n{place}: {note}.\n"
 
 
 def _data(data_report: DatasetReport) -> str:

@@ -415,11 +415,8 @@ def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, 
         parts["context in one piece" if len(features.unit) == 1 else "context in several pieces"].append(score)
         if has_unanswerable:
             parts["with an answer" if features.item.label else "without an answer"].append(score)
-    table = {}
-    for kind, scores in sorted(parts.items()):
-        exact, f1 = (sum(figures) / len(scores) for figures in zip(*scores, strict=True))
-        table[kind] = {"exact": exact, "f1": f1, "support": float(len(scores))}
-    return table
+    means = {kind: np.mean(scores, axis=0).tolist() for kind, scores in sorted(parts.items())}
+    return {kind: {"exact": exact, "f1": f1, "support": float(len(parts[kind]))} for kind, (exact, f1) in means.items()}
 
 
 def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float, float]]:

@@ -98,8 +98,7 @@ class TrainingRun:
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
         with self.shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
             if self.facts["threads"] not in (None, threads):
-                text = f"{threads} threads, before {self.facts['threads']}: the last bits may differ"
-                yield Event("note", text)
+                yield Event("note", f"{threads} threads, before {self.facts['threads']}: the last bits may differ")
             self.facts["threads"] = threads
             try:
                 yield from self._train(batches)
@@ -167,10 +166,7 @@ class TrainingRun:
             if plan := schedule.plan_again(self.step, spent, self._pace.value, evaluation, self.evaluate_every):
                 schedule.plans.append(plan)
                 write_plans(self.folder, schedule.plans)
-        if self.world_size > 1:
-            changed = [schedule.plans]
-            dist.broadcast_object_list(changed, src=0)
-            schedule.plans[:] = changed[0]
+        schedule.plans[:] = self._from_first(schedule.plans)
         plan = schedule.at(self.step)
         if plan.step == self.step:
             self.job.follow(plan.steps)
@@ -259,10 +255,14 @@ class TrainingRun:
         """The first process evaluates; its figures decide in all processes whether the training continues."""
         if self.rank == 0:
             yield from self._evaluate_here()
+        self.facts |= self._from_first({name: self.facts[name] for name in ("evaluated", "evaluation", "best")})
+
+    def _from_first(self, value: Any) -> Any:
+        """The value that the first process has."""
+        values = [value]
         if self.world_size > 1:
-            changed = [{name: self.facts[name] for name in ("evaluated", "evaluation", "best")}]
-            dist.broadcast_object_list(changed, src=0)
-            self.facts |= changed[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def _evaluate_here(self) -> Iterator[Event]:
         with self.shutdown.computing():

@@ -110,8 +110,7 @@ def run_trials(
     choice = f"the best of {len(done)} trainings, chosen by its {shown} {place_of(best)}: expect the mean on new texts"
     text = f"{table(best['metric'], settings)}\n{output}: {choice} ({best['folder']})"
     text += f"\nsee {write_trials_report(output, done, text)}"
-    mean = table(best["metric"], settings).partition(";")[0]
-    card, note = output / "README.md", f"This model is {choice}. The mean: {mean}"
+    card, note = output / "README.md", f"This model is {choice}. The mean: {text.partition(';')[0]}"
     write_text(card, card.read_text(encoding="utf-8").replace("## Quality\n", f"## Quality\n\n{note}\n", 1))
     yield Event("done", text, {"folder": str(output), "trials": done, "settings": settings, "best": best})
 
@@ -121,11 +120,9 @@ def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[di
 
     samples: the scores of each trial on resamples of its dev rows.
     """
-    settings: dict[str, list[int]] = {}
-    for number, result in enumerate(done):
-        settings.setdefault(result["setting"], []).append(number)
     rows = []
-    for name, numbers in settings.items():
+    for name in dict.fromkeys(result["setting"] for result in done):
+        numbers = [number for number, result in enumerate(done) if result["setting"] == name]
         trials, scores = [done[n] for n in numbers], [done[n]["score"] for n in numbers]
         interval = interval_of_trials(trials, [samples[n] for n in numbers])
         deviation = stdev(scores) if len(scores) > 1 else None
@@ -137,12 +134,10 @@ def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[di
 def interval_of_trials(trials: Sequence[Mapping[str, Any]], samples: Sequence[Array]) -> Interval:
     """The interval of the mean score of trials of one setting: over the sampling of the dev rows and of the seeds. A
     seed counts with its mean over the folds."""
-    seeds: dict[Any, list[float]] = {}
-    for trial in trials:
-        seeds.setdefault(trial["seed"], []).append(trial["score"])
-    means = [sum(scores) / len(scores) for scores in seeds.values()]
+    seeds = {trial["seed"] for trial in trials}
+    means = [fmean(trial["score"] for trial in trials if trial["seed"] == seed) for seed in sorted(seeds)]
     rows = max(1, sum(trial["rows"] for trial in trials) // len(seeds))
-    return bounded(interval_of_mean(means, samples), sum(means) / len(means), rows, trials[0]["metric"])
+    return bounded(interval_of_mean(means, samples), fmean(means), rows, trials[0]["metric"])
 
 
 def table(metric: str, settings: Sequence[dict[str, Any]]) -> str:
