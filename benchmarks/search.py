@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from provenance import provenance, publish
 from bertworks.inference.embed import normalized
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.retrieval.index import Index
-from bertworks.retrieval.store import write_manifest, write_segment
 
 
 def main() -> None:
@@ -102,16 +100,15 @@ def timed(ask: Callable[[str], object], queries: list[str]) -> list[float]:
 
 def filled(folder: Path, documents: int, text: Callable[[int], str]) -> Index:
     """An index of texts of 100 words, with vectors of no meaning."""
-    manifest, numbers = Index.create(folder, "minilm").manifest, np.random.default_rng(0)
+    index, numbers = Index.create(folder, "minilm"), np.random.default_rng(0)
+    manifest = index.manifest
     for start in range(0, documents, AT_ONCE):
         names = [str(n) for n in range(start, min(start + AT_ONCE, documents))]
         rows = [{"id": name, "text": text(100), "fields": {}} for name in names]
         vectors = normalized(numbers.standard_normal((len(rows), manifest.dimension), np.float32))
-        segment = f"segment-{start}"
-        write_segment(folder, segment, rows, vectors)
-        manifest = replace(manifest, segments={**manifest.segments, segment: ""})
-    write_manifest(folder, manifest)
-    return Index(folder)
+        manifest = index.with_segment(manifest, rows, vectors)
+    index.commit(manifest)
+    return index
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
 from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
 from bertworks.inference.predictor import copy_files
-from bertworks.io.atomic_write import refuse_not_empty, write_npy
+from bertworks.io.atomic_write import refuse_not_empty
+from bertworks.io.binary_files import write_npy
 from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, first_rows, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
@@ -348,8 +349,8 @@ def embed_file(
 
     def write(files: Sequence[Path]) -> str | None:
         has_text = map(bool, _texts(reader, columns, IssueCounter()))
-        vectors = _finished(embedder, files, has_text, whitening, learn_from)
-        return _write_vectors(output, kind, reader, names, vectors, guard_formulas)
+        blocks = _finished(embedder, files, has_text, whitening, learn_from)
+        return _write_vectors(output, kind, reader, names, blocks, guard_formulas)
 
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(

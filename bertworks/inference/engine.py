@@ -90,6 +90,8 @@ class OnnxModel(nn.Module):
         x = self._run(batch.input_ids, batch.layout, batch.token_type_ids)
         return batch.layout.unpad(x)[batch.target.positions] if self.each == "token" else x.view(-1, self.width)
 
+    scores = logits  # the name in a `PretrainingModel`
+
     def forward(
         self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
     ) -> list[Tensor]:

@@ -81,8 +81,7 @@ class Explanation:
     @property
     def completeness(self) -> str:
         """The completeness error of the integrated gradients, in words."""
-        g = self.gradients
-        if g is None:
+        if (g := self.gradients) is None:
             return ""
         fraction = abs(g.error) / max(float(np.abs(g.attributions).sum()), 1e-12)
         ends = f"the output goes from {g.start:+.3f} (all words {self.baseline}) to {g.end:+.3f}"
@@ -93,9 +92,8 @@ class Explanation:
         """All but attention and similarity, which are large."""
         names = ("model", "texts", "answer", "explained", "words")
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if self.gradients is not None and self.word_gradients is not None:
-            g = self.gradients
-            values |= {"gradients": self.word_gradients.tolist(), "completeness_error": g.error, "steps": g.steps}
+        if (g := self.gradients) and (words := self.word_gradients) is not None:
+            values |= {"gradients": words.tolist(), "completeness_error": g.error, "steps": g.steps}
         if self.occlusion is not None:
             values["occlusion"] = self.occlusion.tolist()
         return values | {"baseline": self.baseline, "notes": self.notes}

@@ -19,7 +19,7 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError, several
-from bertworks.inference.engine import LazyModel, OnnxModel, compute_each, log_probabilities, open_model
+from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer import Encoding, Tokenizer
 from bertworks.training.device import Precision
@@ -75,13 +75,8 @@ class Filler:
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
         self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
-        self._network: PretrainingModel | OnnxModel
-        if source.exported:
-            self._network = exported = source.session("fp32", gives=("logits", source.config.vocab_size))
-            self._scores = exported.logits
-        else:
-            self._network = self.model = load_masked_lm(source)[0]
-            self._scores = self.model.scores
+        output = "logits", source.config.vocab_size
+        self.model = source.session("fp32", gives=output) if source.exported else load_masked_lm(source)[0]
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
         """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.
@@ -122,10 +117,10 @@ class Filler:
         shown = min(k, t.vocab_size)
 
         def best(batch: Batch) -> Tensor:
-            top = self._scores(batch).float().softmax(-1)[:, : t.vocab_size].topk(shown)
+            top = self.model.scores(batch).float().softmax(-1)[:, : t.vocab_size].topk(shown)
             return torch.stack([top.values, top.indices.float()], 1)
 
-        results = iter(compute_each(self._network, best, windows, (2, shown)))
+        results = iter(compute_each(self.model, best, windows, (2, shown)))
         return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]
 
     def fillings(self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int) -> list[list[Filling]]:

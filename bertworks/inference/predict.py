@@ -237,7 +237,8 @@ def predict_file(
         yield _compare(predictor, _items(reader, schema, d, fields, IssueCounter()))
 
     def write(files: Sequence[Path]) -> str | None:
-        columns = (row for file in files for row in json.loads(results_in(file), parse_float=_rounded))
+        rows_of = partial(json.loads, parse_float=lambda digits: round(float(digits), _DIGITS))
+        columns = (row for file in files for row in rows_of(results_in(file)))
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
             return None
@@ -252,10 +253,6 @@ def predict_file(
         size=lambda item: item.characters if item else 0,
         document=lambda item: item.document if item and d.document_context else "",
     )  # fmt: skip
-
-
-def _rounded(digits: str) -> float:
-    return round(float(digits), _DIGITS)
 
 
 def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item | None]) -> tuple[int, bytes]:

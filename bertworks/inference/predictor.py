@@ -134,7 +134,10 @@ class Predictor:
         source = open_model(model, device)
         self.folder, self.tokenizer = source.within, source.tokenizer
         d = source.task_config
-        _check_threshold(d.task, threshold)
+        if threshold is not None and d.task not in ("multilabel", "qa"):
+            raise UsageError(f"a model for {d.task} has no threshold", hint="leave it out")
+        if d.task == "multilabel" and not 0 <= (threshold or 0) <= 1:
+            raise UsageError(f"the threshold is {threshold}: expected a probability, from 0 to 1")
         changes = {"threshold": threshold, "max_length": max_length}
         self.description = replace(d, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
         self._source = source
@@ -354,12 +357,3 @@ def _as_answers(label: Any) -> Any:
     if answers_of(label) is None and isinstance(texts, list) and all(isinstance(text, str) for text in texts):
         return [{"text": text, "answer_start": 0} for text in texts]
     return label
-
-
-def _check_threshold(task: TaskType, threshold: float | None) -> None:
-    if threshold is None:
-        return
-    if task not in ("multilabel", "qa"):
-        raise UsageError(f"a model for {task} has no threshold", hint="leave it out")
-    if task == "multilabel" and not 0 <= threshold <= 1:
-        raise UsageError(f"the threshold is {threshold}: expected a probability, from 0 to 1")

@@ -292,7 +292,7 @@ def _export(
         results["cost"] = cost = _cost(source.logits, theirs.logits, batches)
         yield Event("note", f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
                     f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
-    timers = [Timer(partial(_compute, answer, batches)) for answer in (source.logits, theirs.logits)]
+    timers = [Timer(partial(_outputs, answer, batches)) for answer in (source.logits, theirs.logits)]
     rounds = [[timer.timeit(1) for timer in timers] for _ in range(_ROUNDS)]
     before, took = map(min, zip(*rounds))
     results |= {"seconds": took, "seconds_ours": before}
@@ -384,8 +384,8 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
 
 def _quantize(path: Path, network: ExportedNetwork) -> None:
     """Replace the weights of the file by 8-bit weights, with one scale per column."""
-    with optional_import("an exported model", '"bertworks[export]"'):
-        from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
     # The LM head reads the embedding matrix too: a quantized Gather would be converted back at each call.
     kinds = ["MatMul"] if isinstance(network, PretrainingModel) else ["MatMul", "Gather"]
     small = path.with_suffix(".int8")
@@ -396,14 +396,13 @@ def _quantize(path: Path, network: ExportedNetwork) -> None:
 
 def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, float]:
     """Differences of the outputs, and the standard deviation of ours."""
-    expected = torch.cat([ours(batch).flatten() for batch in batches])
-    off = (expected - torch.cat([theirs(batch).flatten() for batch in batches])).abs()
+    expected = _outputs(ours, batches)
+    off = (expected - _outputs(theirs, batches)).abs()
     return {"largest": float(off.max()), "mean": float(off.mean()), "deviation": float(expected.std())}
 
 
-def _compute(answer: Logits, batches: Sequence[Batch]) -> None:
-    for batch in batches:
-        answer(batch)
+def _outputs(answer: Logits, batches: Sequence[Batch]) -> Tensor:
+    return torch.cat([answer(batch).flatten() for batch in batches])
 
 
 def _card(source: _Source, exported: OnnxModel, results: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Files and folders that are complete or absent, also after `kill -9`, a power cut or a full disk.
 
-- `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`, `write_npy`: write to a temporary name,
+- `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`: write to a temporary name,
   fsync, then rename
 - `remove_leftovers`: temporary files of killed processes
 - `folder_lock`: one writer at a time
@@ -22,15 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from bertworks.errors import BertworksError, UsageError, explain_os_errors
 from bertworks.io.processes import read_system_file
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _COUNTER = itertools.count()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -205,25 +202,6 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, content: Any) -> None:
     """Write an indented JSON file atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_npy(path: str | Path, blocks: Iterable["NDArray[Any]"]) -> None:
-    """Write an .npy file atomically from blocks of its rows, one block in memory at a time.
-
-    Args:
-        blocks: at least one, all of the same type and row shape.
-    """
-    from numpy.lib import format as npy
-
-    rows = 0
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        for block in blocks:
-            rows += len(block)
-            header = {"descr": block.dtype.str, "fortran_order": False, "shape": (rows, *block.shape[1:])}
-            file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
-            npy.write_array_header_1_0(file, header)
-            file.seek(0, os.SEEK_END)
-            file.write(block.tobytes())
 
 
 @contextmanager

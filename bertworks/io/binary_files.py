@@ -1,6 +1,7 @@
 """Binary files: what has changed since it was written is found; messages of protobuf.
 
 - `file_sums`, `verify_files`: the sha256 of files, and the CRC-32 of their blocks
+- `write_npy`: arrays of any size
 - `CheckedFile`, `CheckedArray`: memory-mapped files; each block is checked when it is first read
 - `sealing`, `is_sealed`: files that carry their own hash; `json_sha256`: JSON objects that do
 - `read_protobuf`: the fields of a protobuf message, without a library and without its schema
@@ -8,13 +9,15 @@
 
 import hashlib
 import json
+import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
@@ -67,6 +70,23 @@ def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str,
             what = "damaged: its content has changed (sha256 differs)" if found else "damaged: the file is missing"
             raise BertworksError(what, where=str(folder / name), hint=hint)
     return sums
+
+
+def write_npy(path: str | Path, blocks: Iterable[NDArray[Any]]) -> None:
+    """Write an .npy file atomically from blocks of its rows, one block in memory at a time.
+
+    Args:
+        blocks: at least one, all of the same type and row shape.
+    """
+    rows = 0
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for block in blocks:
+            rows += len(block)
+            header = {"descr": block.dtype.str, "fortran_order": False, "shape": (rows, *block.shape[1:])}
+            file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
+            npy.write_array_header_1_0(file, header)
+            file.seek(0, os.SEEK_END)
+            file.write(block.tobytes())
 
 
 class CheckedFile:

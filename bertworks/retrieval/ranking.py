@@ -148,7 +148,8 @@ def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], langua
     mean = max(1.0, int(lengths[alive].sum()) / total)
     edges = np.cumsum([0, *(len(part.lengths) for part in parts)])
     for word, times in Counter(query_words(query, language)).items():
-        spans = [_span(part, hash_of(word)) for part in parts]
+        hashes = hash_of(word), hash_of(word) + 1  # the word, and where the next one begins
+        spans = [slice(*part.starts[part.words.searchsorted(hashes)]) for part in parts]
         texts = np.concatenate([edge + part.texts[span] for edge, part, span in zip(edges, parts, spans)])
         counts = np.concatenate([part.counts[span] for part, span in zip(parts, spans)])
         texts, counts = texts[alive[texts]], counts[alive[texts]]
@@ -156,12 +157,6 @@ def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], langua
         saturation = counts / (counts + K1 * (1 - B + B * lengths[texts] / mean))
         scores[texts] = np.maximum(scores[texts], 0) + times * idf * saturation
     return scores
-
-
-def _span(part: Postings, word: int) -> slice:
-    """Where the texts of a word are in the postings; empty if no text contains it."""
-    first, last = part.words.searchsorted(word), part.words.searchsorted(word, "right")
-    return slice(part.starts[first], part.starts[last])
 
 
 @lru_cache(1 << 18)

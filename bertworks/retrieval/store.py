@@ -8,7 +8,7 @@
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -197,22 +197,6 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     return segment
 
 
-def write_segment(
-    folder: Path, name: str, rows: Rows, vectors: NDArray[np.float32], language: str | None = None
-) -> None:
-    """Write a segment that no manifest names yet. rows: with `id`, `text` and `fields`."""
-    lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
-    write_bytes(folder / f"{name}.jsonl", b"".join(lines))
-    words = postings((row["text"] for row in rows), language)
-    arrays = {f"postings.{key}": array for key, array in words._asdict().items()} | {
-        "vectors": vectors,
-        "keys": np.array([hash_of(row["id"]) for row in rows], np.int64),
-        "offsets": np.cumsum([0, *map(len, lines)], dtype=np.int64),
-    }
-    with replacing(folder / f"{name}.safetensors") as temporary:
-        write_tensors(temporary, {key: torch.from_numpy(array) for key, array in arrays.items()}, {})
-
-
 def _alive_rows(deleted: str, count: int) -> NDArray[np.bool_]:
     """Whether each row of a segment is not deleted, from the manifest."""
     bits = base64.b64decode(deleted).ljust(-(-count // 8), b"\0")
@@ -305,9 +289,18 @@ class Documents:
             (self.folder / GRAPH).unlink(missing_ok=True)
 
     def with_segment(self, manifest: Manifest, rows: Rows, vectors: NDArray[np.float32]) -> Manifest:
-        """Write a segment. The manifest with it."""
+        """Write a segment. The manifest with it. rows: with `id`, `text` and `fields`."""
         name = f"segment-{manifest.next_segment:06d}"
-        write_segment(self.folder, name, rows, vectors, manifest.fingerprint.get("language"))
+        lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
+        write_bytes(self.folder / f"{name}.jsonl", b"".join(lines))
+        words = postings((row["text"] for row in rows), manifest.fingerprint.get("language"))
+        arrays = {f"postings.{key}": array for key, array in words._asdict().items()} | {
+            "vectors": vectors,
+            "keys": np.array([hash_of(row["id"]) for row in rows], np.int64),
+            "offsets": np.cumsum([0, *map(len, lines)], dtype=np.int64),
+        }
+        with replacing(self.folder / f"{name}.safetensors") as temporary:
+            write_tensors(temporary, {key: torch.from_numpy(array) for key, array in arrays.items()}, {})
         segments = {**manifest.segments, name: ""}
         manifest = replace(manifest, segments=segments, next_segment=manifest.next_segment + 1)
         return manifest.with_sums(self.folder, [f"{name}.safetensors", f"{name}.jsonl"])
@@ -375,10 +368,9 @@ class Documents:
             faiss, path = _faiss(), self.folder / GRAPH
             if GRAPH in self.manifest.files:
                 verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}")
-            try:
-                graph = faiss.read_index(str(path)) if path.is_file() else None
-            except RuntimeError:
-                graph = None
+            graph = None
+            with suppress(RuntimeError):  # no file, or damage
+                graph = faiss.read_index(str(path))
             shape = self.edges[len(covered)], self.manifest.dimension
             if not isinstance(graph, faiss.IndexHNSWFlat) or (graph.ntotal, graph.d) != shape:
                 what = "this is no graph of these documents"

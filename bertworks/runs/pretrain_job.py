@@ -25,8 +25,7 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
 from bertworks.events import printable
-from bertworks.io.atomic_write import write_npy
-from bertworks.io.binary_files import is_sealed, sealing
+from bertworks.io.binary_files import is_sealed, sealing, write_npy
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions

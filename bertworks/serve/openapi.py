@@ -49,15 +49,10 @@ def read(body: bytes, types: Sequence[Type]) -> dict[str, Any]:
     status = 413 if limit and int(limit[1]) > 2 else 422  # three texts are not too large, but no pair
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
     if what.startswith("Invalid enum value"):
-        what += f": expected one of {_choices(types[0], where.rpartition('.')[2])}"
+        type_ = types[0].__annotations__[where.rpartition(".")[2]]
+        what += f": expected one of {', '.join(map(json.dumps, get_args(type_)))}"
     hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False" if where.startswith("input[") else None
     raise RequestError(status, f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
-
-
-def _choices(type_: Type, name: str) -> str:
-    """The values that a field may have, as JSON."""
-    choices = next(get_args(field.type) for field in msgspec.structs.fields(type_) if field.name == name)
-    return ", ".join(map(json.dumps, choices))
 
 
 def _number(text: str) -> float:

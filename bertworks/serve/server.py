@@ -28,15 +28,14 @@ from bertworks.training.device import PrecisionOption
 
 PIPE_BYTES = 1 << 20  # of the log that may wait for its reader: some 7,000 lines
 MAX_TRACEBACK = 3000  # characters, from its end
-IDLE_SECONDS = 75  # before an idle connection is closed: longer than in proxies (60), which else may use a connection
-# that is being closed
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
 MIN_TOKEN = 16  # characters of a token, if other machines can reach the server
 NEW_TOKEN = 'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"'
-DRAIN_SECONDS = 8  # to answer accepted requests after SIGTERM
-_SETTINGS: dict[str, Any] = {  # of uvicorn
+# Of uvicorn. An idle connection is closed after 75 seconds: longer than in proxies (60), which else may use one
+# that is being closed. After SIGTERM there are 8 seconds to answer accepted requests.
+_SETTINGS: dict[str, Any] = {
     "ws": "none", "lifespan": "off", "loop": "auto", "log_config": None, "access_log": False, "server_header": False,
-    "proxy_headers": False, "timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": DRAIN_SECONDS,
+    "proxy_headers": False, "timeout_keep_alive": 75, "timeout_graceful_shutdown": 8,
 }  # fmt: skip
 
 

@@ -24,8 +24,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertworks.io.atomic_write import replacing, write_npy
-from bertworks.io.binary_files import is_sealed, json_sha256, sealing
+from bertworks.io.atomic_write import replacing
+from bertworks.io.binary_files import is_sealed, json_sha256, sealing, write_npy
 from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
