@@ -61,7 +61,7 @@ class CorpusReport(text_files.Repairs):
     files: int = 0
     documents: int = 0
     characters: int = 0
-    wrapped_documents: int = 0  # whose hard-wrapped lines were joined
+    wrapped_documents: int = 0  # with hard-wrapped lines, which were joined
 
     def issues(self) -> list[str]:
         """A line for each kind of issue, with its number and first places."""

@@ -33,6 +33,9 @@ def fit_linear_head(task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.
 
     Args:
         x: features [M, width]. labels: as in a batch of the task, see `training.task_heads`.
+
+    Raises:
+        TypeError: the task has no linear head: questions and choices, which `data_splits.methods_of` leaves out.
     """
     mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
     deviation[deviation < 1e-6 * max(1.0, float(deviation.max(initial=0)))] = np.inf  # constant: its weight is 0
@@ -48,7 +51,7 @@ def fit_linear_head(task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.
         case Classification():
             head = _logistic(scaled, labels.astype(np.int64), task.outputs, prior, balanced=bool(task.weights))
         case _:
-            raise NotImplementedError(f"a linear head for {type(task).__name__}")
+            raise TypeError(f"{type(task).__name__} has no linear head")
     weight = head.weight / deviation
     return LinearHead(weight, head.bias - weight @ mean)
 
