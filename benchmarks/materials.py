@@ -104,7 +104,7 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
     from bertworks.training.task_heads import Classification, TaskModel
 
     found = {name: folder / f"{size}-{name}" for name in ("pretrained", "classifier")}
-    description = TaskConfig(task="classification", labels=("0", "1"), text=("sentence",), label="label")
+    description = TaskConfig(task="classification", labels=("0", "1"), text=("sentence",), label=("label",))
     for name, path in found.items():
         if (path / "README.md").exists():  # what is written last
             continue

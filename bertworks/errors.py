@@ -89,6 +89,22 @@ def quoted(path: object) -> str:
     return shlex.quote(str(path))
 
 
+def require(holds: object, what: str, where: object = "", hint: str | None = None) -> None:
+    """Raise BertworksError unless a condition holds, about what a file at `where` says.
+
+    Args:
+        hint: None: to choose another file.
+    """
+    if not holds:
+        raise BertworksError(what, where=str(where or ""), hint=hint or "get the file again, or choose another model")
+
+
+def check(holds: object, what: str) -> None:
+    """Raise ValueError unless a condition holds, about the content of a file. The caller knows which file."""
+    if not holds:
+        raise ValueError(what)
+
+
 @contextmanager
 def optional_import(feature: str, package: str) -> Iterator[None]:
     """Around imports of a package that not every user has: if it is missing, the hint names the package to install.

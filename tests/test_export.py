@@ -308,6 +308,11 @@ def test_as_many_threads_as_torch(exported: Path):
     assert found == torch.get_num_threads()
 
 
+def weight_bytes(path: Path) -> int:
+    """The size of the weights alone: in a small network the names take more."""
+    return sum(len(tensor.raw_data) for tensor in onnx.load(str(path)).graph.initializer)
+
+
 @pytest.mark.parametrize("task", ["classification", "qa"])
 def test_eight_bits_are_smaller_and_say_what_they_cost(
     task: TaskType, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -316,7 +321,8 @@ def test_eight_bits_are_smaller_and_say_what_they_cost(
     data = TASKS[task][1](tmp_path / TASKS[task][2])
     *_, plain = run(tmp_path / "model", tmp_path / "plain")
     *notes, done = run(tmp_path / "model", tmp_path / "int8", int8=True, data=data)
-    assert done.fields["bytes"] == (tmp_path / "int8/model.onnx").stat().st_size < plain.fields["bytes"] / 2
+    assert done.fields["bytes"] == (tmp_path / "int8/model.onnx").stat().st_size < plain.fields["bytes"]
+    assert weight_bytes(tmp_path / "int8/model.onnx") < weight_bytes(tmp_path / "plain/model.onnx") / 3
     cost = done.fields["cost"]
     assert 0 < cost["mean"] < cost["largest"] < cost["deviation"]
     before, after = (evaluate_task(tmp_path / name, data, device="cpu")["figures"] for name in ("model", "int8"))

@@ -12,7 +12,7 @@ from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.sampling import Example, Target
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, load_model, save_model
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
@@ -238,10 +238,3 @@ def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Pa
     write_tensors(weights, tensors, {"format": "pt"})
     with pytest.raises(BertworksError, match=r"incomplete: recurrent\.lstm\.bias_hh_l1 missing"):
         Predictor(tmp_path / "out")
-
-
-def test_folders_of_earlier_versions_open(tmp_path: Path) -> None:
-    TaskConfig(task="tagging", labels=("O", "B-x"), lstm_units=7).save(tmp_path)
-    path = tmp_path / "task.json"
-    path.write_text(path.read_text().replace("lstm_units", "recurrent_units"))
-    assert ModelFolder(tmp_path).task_config.lstm_units == 7

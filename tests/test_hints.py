@@ -1008,7 +1008,7 @@ def test_outputs_in_the_way(shell: Shell, classifier: Path) -> None:
 
 @says("name another file, or --text COLUMN")
 def test_no_row_has_a_text(shell: Shell) -> None:
-    classifier = write_head(Path("c"), task="classification", text=("text",), label="label", labels=("neg", "pos"))
+    classifier = write_head(Path("c"), task="classification", text=("text",), label=("label",), labels=("neg", "pos"))
     data = table("d.csv", ("text", "body", "label"), *(("", f"a film {n}", "pos") for n in range(5)))
     answer = shell.fails("evaluate", "task", classifier, data)
     shell.shows(answer, "name another file, or --text COLUMN")

@@ -133,13 +133,10 @@ def test_a_separator_that_is_named(tmp_path: Path) -> None:
     assert (schema.task, schema.labels, labels[1]) == ("multilabel", ("sea", "sun", "wind"), ("sea", "wind"))
 
 
-def test_old_and_new_descriptions_of_a_task(tmp_path: Path) -> None:
-    for label, read in (("stars", ("stars",)), (None, ()), (["a", "b"], ("a", "b"))):
-        TaskConfig(task="multilabel", labels=("b", "a"), text=("text",)).save(tmp_path)
-        content = json.loads((tmp_path / "task.json").read_text()) | {"label": label}
-        (tmp_path / "task.json").write_text(json.dumps(content))
-        assert read_task_json(tmp_path / "task.json").label == read
-    content |= {"label": ["a", "c"]}
+def test_the_columns_of_several_labels_are_the_labels(tmp_path: Path) -> None:
+    TaskConfig(task="multilabel", labels=("b", "a"), text=("text",), label=("a", "b")).save(tmp_path)
+    assert read_task_json(tmp_path / "task.json").label == ("a", "b")
+    content = json.loads((tmp_path / "task.json").read_text()) | {"label": ["a", "c"]}
     (tmp_path / "task.json").write_text(json.dumps(content))
     with pytest.raises(BertworksError, match="are not the labels"):
         read_task_json(tmp_path / "task.json")

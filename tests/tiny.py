@@ -94,5 +94,5 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 def leftovers(folder: Path) -> list[str]:
     """What only an unfinished run may have."""
-    found = [p for p in folder.rglob("*") if p.name.endswith((".tmp", ".deleted", ".former", ".corrupt"))]
+    found = [p for p in folder.rglob("*") if p.name.endswith((".tmp", ".former", ".corrupt"))]
     return [str(p.relative_to(folder)) for p in [*found, *folder.rglob("parts"), *folder.rglob("plan.json")]]

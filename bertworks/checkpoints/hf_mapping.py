@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bertworks.checkpoints.families.family import FAMILIES, GELUS, Family, Rows
-from bertworks.errors import BertworksError, some_names
+from bertworks.errors import BertworksError, require, some_names
 from bertworks.models.config import LIMITS, EncoderConfig
 
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input,
@@ -205,9 +205,8 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
     family = FAMILIES[name]
     for name, value in family.required.items():
-        if settings.get(name, value) != value:
-            what = f"{name} is {settings[name]!r:.60}: only {value!r} is supported for {family.default.family}"
-            raise BertworksError(what, where=where)
+        what = f"{name} is {settings.get(name)!r:.60}: only {value!r} is supported for {family.default.family}"
+        require(settings.get(name, value) == value, what, where)
     values: dict[str, Any] = dict(vars(family.default))
     for theirs, ours in family.settings.items():
         default = getattr(family.default, ours)
@@ -260,8 +259,7 @@ def _value(value: Any, theirs: str, ours: str, default: Any, where: str | None) 
     else:
         limit = LIMITS[ours]
         expected, is_valid = f"a whole number from 1 to {limit:,}", type(value) is int and 1 <= value <= limit
-    if not is_valid:
-        raise BertworksError(f"{theirs} is {value!r:.60}: expected {expected}", where=where, hint=_CORRECT)
+    require(is_valid, f"{theirs} is {value!r:.60}: expected {expected}", where, _CORRECT)
     return GELUS[value] if isinstance(default, str) else type(default)(value)
 
 
@@ -302,8 +300,7 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> 
         new = name.removeprefix(family.prefix)
         for old, today in _OLD_NAMES.items():
             new = new.replace(old, today)
-        if new in theirs:
-            raise BertworksError(f"two tensors are both {new}: {name} is one of them", where=where)
+        require(new not in theirs, f"two tensors are both {new}: {name} is one of them", where)
         if not _is_buffer(new, family):
             theirs[new] = value
     for name, original_name in family.tied.items():
@@ -339,8 +336,7 @@ def _present(
 
 def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: str | None) -> None:
     fits = value.dim() == len(shape) and all(size in (_ANY, found) for size, found in zip(shape, value.shape))
-    if not fits or not value.is_floating_point():
-        axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
-        expected = f"the configuration expects floating-point numbers of the shape [{axes}]"
-        what = f"{name} is {value.dtype} {list(value.shape)}, but {expected}"
-        raise BertworksError(what, where=where, hint=_OTHER_CONFIG)
+    axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
+    expected = f"the configuration expects floating-point numbers of the shape [{axes}]"
+    what = f"{name} is {value.dtype} {list(value.shape)}, but {expected}"
+    require(fits and value.is_floating_point(), what, where, _OTHER_CONFIG)

@@ -25,12 +25,12 @@ from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import config_from_huggingface, own_type
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
-from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, require, write_tensors
+from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError, as_path, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class TaskConfig(Settings):
     """The task of a fine-tuned model, and how it reads texts.
 
     labels: names of the outputs, in order; none for regression, qa and choice.
-    lstm_units: see `FinetuneRecipe`; "recurrent_units" in folders of earlier versions.
+    lstm_units: see `FinetuneRecipe`.
     document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
     text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
@@ -104,11 +104,10 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
         BertworksError: no head of a task, or damaged labels.
     """
     tasks = _tasks(settings)
-    if not tasks:
-        names = settings.get("architectures")
-        head = ", ".join(map(str, names))[:100] if isinstance(names, list) and names else "no head"
-        hint = f"fine-tune it: bertworks finetune DATA --model {quoted(path.parent)} -o ANOTHER-FOLDER"
-        raise BertworksError(f"this model ({head}) was not fine-tuned for a task", where=str(path.parent), hint=hint)
+    names = settings.get("architectures")
+    head = ", ".join(map(str, names))[:100] if isinstance(names, list) and names else "no head"
+    hint = f"fine-tune it: bertworks finetune DATA --model {quoted(path.parent)} -o ANOTHER-FOLDER"
+    require(tasks, f"this model ({head}) was not fine-tuned for a task", path.parent, hint)
     labels = _labels(settings, path)
     if tasks[0] == "classification":
         problem = settings.get("problem_type") or ("regression" if len(labels) == 1 else None)
@@ -164,12 +163,7 @@ def read_task_json(path: Path) -> TaskConfig:
         BertworksError: a later format, or a damaged file.
     """
     content = read_json(path)
-    if content.pop("format", None) != FORMAT:
-        raise BertworksError(f"not a description of format {FORMAT}", where=str(path), hint="upgrade bertworks")
-    if "recurrent_units" in content:
-        content["lstm_units"] = content.pop("recurrent_units")
-    if isinstance(label := content.get("label"), str | None):  # as earlier versions write it
-        content["label"] = [label] if label else []
+    require(content.pop("format", None) == FORMAT, f"not a description of format {FORMAT}", path, "upgrade bertworks")
     # Fields that may be null have null as their default.
     given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
     try:
@@ -180,8 +174,8 @@ def read_task_json(path: Path) -> TaskConfig:
         require(len({*names}) == len(names) <= MAX_LABELS, "two labels have the same name, or there are too many")
         is_one_each = task.task == "multilabel" and columns == names
         require(len(columns) < 2 or is_one_each, "the columns of several labels are not the labels")
-    except (UsageError, ValueError) as error:
-        reason = getattr(error, "what", str(error))[:200]
+    except BertworksError as error:
+        reason = error.what[:200]
         raise BertworksError(f"damaged, or not written by fine-tuning: {reason}", where=str(path)) from None
     return task
 
@@ -194,11 +188,10 @@ def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     if names is None:
         names = {str(number): f"LABEL_{number}" for number in range(count)}
     is_table = isinstance(names, dict) and 0 < len(names) <= MAX_LABELS
-    if not is_table or set(names) != {str(number) for number in range(len(names))}:
-        raise BertworksError("id2label is not a table of the numbers from 0", where=str(path))
+    is_table = is_table and set(names) == {str(number) for number in range(len(names))}
+    require(is_table, "id2label is not a table of the numbers from 0", path)
     labels = tuple(str(names[str(number)]) for number in range(len(names)))
-    if len(set(labels)) < len(labels):
-        raise BertworksError("id2label has the same name for two labels", where=str(path))
+    require(len(set(labels)) == len(labels), "id2label has the same name for two labels", path)
     return labels
 
 
@@ -226,8 +219,7 @@ class ModelFolder:
 
     def __init__(self, folder: str | Path):
         self.folder = as_path(folder)
-        if not self.folder.is_dir():
-            raise BertworksError("no such model folder", where=str(folder), hint="make one with `bertworks pretrain`")
+        require(self.folder.is_dir(), "no such model folder", folder, "make one with `bertworks pretrain`")
 
     @cached_property
     def sentence_transformer(self) -> SentenceTransformer:
@@ -256,7 +248,7 @@ class ModelFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The content of config.json."""
-        return read_json(self.within / "config.json")
+        return dict(read_json(self.within / "config.json"))
 
     @cached_property
     def config(self) -> EncoderConfig:
@@ -387,13 +379,12 @@ def weights_sha256(folder: str | Path) -> str:
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
     """Raises BertworksError if the tokenizer has more tokens, or more types of tokens, than the model."""
     types = max(tokenizer.encode("a").type_ids + tokenizer.encode("a", "a").type_ids, default=0)
-    if types >= config.type_vocab_size > 1:  # a model of one type, or of none, ignores them
-        what = f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} types"
-        raise BertworksError(what, where=str(where), hint="use the tokenizer that the model was trained with")
-    if tokenizer.vocab_size > config.vocab_size:
-        what = f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
-        hint = "use the tokenizer that the model was trained with"
-        raise BertworksError(f"{what}: they do not belong together", where=str(where), hint=hint)
+    hint = "use the tokenizer that the model was trained with"
+    what = f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} types"
+    fits = types < config.type_vocab_size or config.type_vocab_size < 2  # a model of one type, or of none, ignores them
+    require(fits, what, where, hint)
+    what = f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
+    require(tokenizer.vocab_size <= config.vocab_size, f"{what}: they do not belong together", where, hint)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -432,9 +423,8 @@ def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
         raise BertworksError("weight_map is missing or not a table of file names", where=str(index))
     tensors: dict[str, Tensor] = {}
     for file in sorted(set(files.values())):
-        if Path(file).name != file or not file.endswith(".safetensors"):
-            what = f"{file[:100]!r} is not the name of a safetensors file in this folder"
-            raise BertworksError(what, where=str(index))
+        is_name = Path(file).name == file and file.endswith(".safetensors")
+        require(is_name, f"{file[:100]!r} is not the name of a safetensors file in this folder", index)
         tensors |= read_tensors(folder / file)
     if strays := set(files) ^ set(tensors):
         raise BertworksError(f"the index and its files disagree about {sorted(strays)[0]}", where=str(index))

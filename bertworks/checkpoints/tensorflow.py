@@ -23,8 +23,8 @@ from torch import Tensor
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
-from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite, require
-from bertworks.errors import BertworksError, explain_os_errors, quoted, some_names
+from bertworks.checkpoints.storage import DAMAGED, read_json, refuse_non_finite
+from bertworks.errors import BertworksError, check, explain_os_errors, quoted, require, some_names
 from bertworks.io.atomic_write import read_small
 from bertworks.io.binary_files import Protobuf, last_value, read_protobuf, read_varint
 from bertworks.models.config import EncoderConfig
@@ -40,18 +40,6 @@ _DTYPES = {  # of tensorflow/core/framework/types.proto; others hold no paramete
     1: torch.float32, 2: torch.float64, 3: torch.int32, 9: torch.int64, 14: torch.bfloat16, 19: torch.float16,
 }  # fmt: skip
 _OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables
-_NAMES = [  # a name in Hugging Face's files becomes that of Google's variable by these replacements, in this order
-    (r"^classifier\.", "output_"),
-    (r"^qa_outputs\.", "cls.squad.output_"),
-    (r"^(cls\.predictions|cls\.seq_relationship)\.(weight|bias)$", r"\1.output_\2"),
-    (r"output_weight$", "output_weights"),
-    (r"LayerNorm\.weight$", "LayerNorm.gamma"),
-    (r"LayerNorm\.bias$", "LayerNorm.beta"),
-    (r"_embeddings\.weight$", "_embeddings"),
-    (r"\.weight$", ".kernel"),
-    (r"\blayer\.", "layer_"),
-    (r"\.", "/"),
-]
 
 
 class Variable(NamedTuple):
@@ -91,16 +79,15 @@ def read_index(prefix: Path) -> dict[str, Variable]:
     """
     path = prefix.with_name(f"{prefix.name}.index")
     content = read_small(path, _LARGEST_INDEX)
-    if not content.endswith(_MAGIC):
-        raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=DAMAGED)
+    require(content.endswith(_MAGIC), "not the index of a TensorFlow checkpoint", path, DAMAGED)
     try:
         entries = islice(_rows(content), _MOST_VARIABLES + 2)
         rows = [(key.decode("utf-8"), read_protobuf(value)) for key, value in entries]
         names = [name for name, _ in rows]
-        require(len(names) <= _MOST_VARIABLES + 1, f"more than {_MOST_VARIABLES:,} variables")
-        require(names[:1] == [""] and names == sorted(set(names)), "no header, or names that are not sorted")
+        check(len(names) <= _MOST_VARIABLES + 1, f"more than {_MOST_VARIABLES:,} variables")
+        check(names[:1] == [""] and names == sorted(set(names)), "no header, or names that are not sorted")
         files, is_big_endian = _numbers(rows[0][1], 1, 2)
-        require(not is_big_endian, "it was written by a big-endian machine, which is not read")
+        check(not is_big_endian, "it was written by a big-endian machine, which is not read")
         return {name: _variable(name, entry, prefix, files) for name, entry in rows[1:]}
     except OSError as error:
         hint = "the .index and .data files of a checkpoint belong together: get both"
@@ -112,16 +99,16 @@ def read_index(prefix: Path) -> dict[str, Variable]:
 
 def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
     """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto). files: of data."""
-    require(7 not in entry, f"{name} is stored in several pieces, which is not read")
+    check(7 not in entry, f"{name} is stored in several pieces, which is not read")
     kind, file, offset, size, checksum = _numbers(entry, 1, 3, 4, 5, 6)
     sizes = [size for shape in entry.get(2, []) for size in read_protobuf(shape).get(2, [])]
     shape = tuple(number for size in sizes for number in _numbers(read_protobuf(size), 1))
     dtype, path = _DTYPES.get(kind), prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}")
     fits = dtype is None or (len(shape) <= 8 and prod(shape) * dtype.itemsize == size)
-    require(fits, f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
-    if offset + size > (available := path.stat().st_size):
-        what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
-        raise BertworksError(what, where=str(path), hint=DAMAGED)
+    check(fits, f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
+    available = path.stat().st_size
+    what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
+    require(offset + size <= available, what, path, DAMAGED)
     return Variable(dtype, shape, path, offset, size, checksum)
 
 
@@ -138,7 +125,7 @@ def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     for _, place in _block(data, start, size):
         start, size, _ = _place(place, 0)
         rest -= size
-        require(rest >= 0, "blocks that overlap")
+        check(rest >= 0, "blocks that overlap")
         yield from _block(data, start, size)
 
 
@@ -152,10 +139,10 @@ def _place(data: bytes, at: int) -> tuple[int, int, int]:
 def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Keys, of which each begins as the one before it, and values. At the end stand places to begin, not needed."""
     block, trailer = data[start : start + size], data[start + size : start + size + _TRAILER]
-    require(size >= 4 and len(trailer) == _TRAILER, "a block beyond the end")
-    require(not trailer[0], "a compressed block, which is not read")
+    check(size >= 4 and len(trailer) == _TRAILER, "a block beyond the end")
+    check(not trailer[0], "a compressed block, which is not read")
     checksum = int.from_bytes(trailer[1:], "little")
-    require(_checksum(block + trailer[:1]) == checksum, "the checksum of a block is wrong")
+    check(_checksum(block + trailer[:1]) == checksum, "the checksum of a block is wrong")
     end = size - 4 - 4 * int.from_bytes(block[-4:], "little")
     at, key = 0, b""
     while at < end:
@@ -163,7 +150,7 @@ def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
         fresh, at = read_varint(block, at)
         length, at = read_varint(block, at)
         fits = shared <= len(key) and shared + fresh <= _LONGEST_NAME and at + fresh + length <= end
-        require(fits, "an entry that does not fit into its block")
+        check(fits, "an entry that does not fit into its block")
         key = key[:shared] + block[at : at + fresh]
         at += fresh + length
         yield key, block[at - length : at]
@@ -187,9 +174,8 @@ def find_checkpoint(path: Path) -> Path | None:
     """
     if path.is_dir():
         found = sorted(path.glob("*.index"))
-        if len(found) > 1:
-            names = ", ".join(str(index.with_suffix("")) for index in found[:4])
-            raise BertworksError("several checkpoints in this folder", where=str(path), hint=f"give one of {names}")
+        names = ", ".join(str(index.with_suffix("")) for index in found[:4])
+        require(len(found) < 2, "several checkpoints in this folder", path, f"give one of {names}")
         return found[0].with_suffix("") if found else None
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
     there = [f"{prefix}{end}" for end in (".index", ".data-00000-of-00001") if Path(f"{prefix}{end}").exists()]
@@ -269,27 +255,25 @@ def _names_of_google(config: EncoderConfig) -> dict[str, str]:
     family, names = FAMILIES["bert"], {}
     for theirs in hf_mapping.their_names(config):
         name = family.prefix + theirs if theirs.startswith(family.body) else theirs
-        for pattern, replacement in _NAMES:
+        for pattern, replacement in family.google:
             name = re.sub(pattern, replacement, name)
         names[name] = theirs
     return names
 
 
 def _refuse_unknown(names: Collection[str], where: str) -> None:
-    if any("/.ATTRIBUTES/" in name for name in names):
-        what = "a checkpoint of TensorFlow 2 objects: its variables have no names"
-        hint = "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read"
-        raise BertworksError(what, where=where, hint=hint)
-    if names:
-        what = f"variables with no place in a BERT of this configuration: {some_names(names)}"
-        options = " ".join(f"--leave-out {quoted(name[:120])}" for name in sorted(names)[:9])
-        hint = f"give the bert_config.json of this checkpoint, or go on without: {options}"
-        raise BertworksError(what, where=where, hint=hint)
+    what = "a checkpoint of TensorFlow 2 objects: its variables have no names"
+    hint = "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read"
+    require(not any("/.ATTRIBUTES/" in name for name in names), what, where, hint)
+    what = f"variables with no place in a BERT of this configuration: {some_names(names)}"
+    options = " ".join(f"--leave-out {quoted(name[:120])}" for name in sorted(names)[:9])
+    hint = f"give the bert_config.json of this checkpoint, or go on without: {options}"
+    require(not names, what, where, hint)
 
 
 def _beside(prefix: Path, name: str, option: str) -> Path:
-    if not (path := prefix.with_name(name)).exists():
-        raise BertworksError(f"there is no {name} beside the checkpoint", where=str(prefix), hint=f"{option} FILE")
+    path = prefix.with_name(name)
+    require(path.exists(), f"there is no {name} beside the checkpoint", prefix, f"{option} FILE")
     return path
 
 

@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
-from bertworks.errors import BertworksError, explain_os_errors
-from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256
+from bertworks.errors import BertworksError, check, explain_os_errors
+from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256, temporary_sibling
 from bertworks.io.binary_files import json_sha256
 
 FORMAT = 1
 _TENSORS, _MANIFEST = "state.safetensors", "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_DELETED = ".deleted"
 
 
 @dataclass(frozen=True)
@@ -104,15 +103,9 @@ def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, list[Note]
     for step, path in reversed(_checkpoints(Path(folder))):
         try:
             return _read(path, step), notes
-        except _DamagedError as error:
+        except ValueError as error:
             notes.append(Note(_quarantine(path), str(error)))
     return None, notes
-
-
-def remove_deleted(folder: str | Path) -> None:
-    """Finish what a process was doing that was killed while it deleted old checkpoints."""
-    for path in Path(folder).glob(f"step-*{_DELETED}"):
-        shutil.rmtree(path)
 
 
 def locked(folder: str | Path) -> AbstractContextManager[None]:
@@ -126,10 +119,6 @@ def locked(folder: str | Path) -> AbstractContextManager[None]:
     return folder_lock(Path(folder), busy, "wait for it, stop it, or choose another folder with -o")
 
 
-class _DamagedError(Exception):
-    """A checkpoint is not what was written: why."""
-
-
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Steps and paths of all checkpoints, oldest first."""
     found = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
@@ -137,29 +126,25 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _read(path: Path, step: int) -> Checkpoint:
-    """Everything in it, verified. _DamagedError if a byte is not as it was written."""
+    """Everything in it, verified. ValueError if a byte is not as it was written."""
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
-        if manifest["sha256"] != json_sha256(manifest):  # the same rule in every format
-            raise _DamagedError(f"{_MANIFEST} is not as it was written")
+        check(manifest["sha256"] == json_sha256(manifest), "not as it was written")  # the same rule in every format
         if manifest["format"] > FORMAT:
             what = f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}"
             raise BertworksError(what, where=str(path), hint="use a newer version of bertworks")
-        if manifest["step"] != step:
-            raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
+        check(manifest["step"] == step, f"it is that of step {manifest['step']}")
         expected, size = manifest["files"][_TENSORS], (path / _TENSORS).stat().st_size
-        if size != expected["bytes"]:
-            raise _DamagedError(f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
-        if sha256(path / _TENSORS) != expected["sha256"]:
-            raise _DamagedError(f"{_TENSORS} is not as it was written (its sha256 differs)")
+        check(size == expected["bytes"], f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
+        check(sha256(path / _TENSORS) == expected["sha256"], f"the sha256 of {_TENSORS} differs")
         return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise _DamagedError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
     except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
         hint = "try again; if it stays so, move this checkpoint away, and the one before it is taken"
         raise BertworksError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from None
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise _DamagedError(f"{_MANIFEST} cannot be understood: {error}") from error
+        raise ValueError(f"{_MANIFEST}: {error}") from error
 
 
 def _quarantine(path: Path) -> Path:
@@ -174,7 +159,6 @@ def _quarantine(path: Path) -> Path:
 def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
     """Delete all but the newest `keep`, the best and the one just saved. A rename first makes each vanish at once."""
     with explain_os_errors(f"checkpoint {saved} is saved, but an older one cannot be deleted", folder):
-        remove_deleted(folder)
         for step, path in _checkpoints(folder)[: -max(keep, 1)]:
             if step not in (saved, best):
-                shutil.rmtree(path.rename(path.with_name(path.name + _DELETED)))
+                shutil.rmtree(path.rename(temporary_sibling(path)))

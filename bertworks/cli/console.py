@@ -64,6 +64,7 @@ Flag = Annotated[bool, Parameter(negative="", show_default=False)]  # an option 
 Repeatable = Annotated[list[str] | None, Parameter(negative="")]  # an option that may be given several times
 
 Inputs = Annotated[list[str], stdin_or()]
+TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
 Output = Annotated[Path, output_file(help="The output folder.")]
 OutputFile = Annotated[Path | None, output_file(help="The output file.")]
 Workers = Annotated[int | None, at_least(1)]

@@ -14,13 +14,7 @@ from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_
 from bertworks.io.tables import ReadOptions
 
 
-def mlm(
-    model: str,
-    inputs: console.Inputs,
-    /,
-    *,
-    raw: console.Raw = console.RawText(),
-) -> console.Result:
+def mlm(model: str, inputs: console.Inputs, /, *, raw: console.Raw = console.RawText()) -> console.Result:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time.
 
     Examples:
@@ -185,14 +179,7 @@ def glue(
     )  # fmt: skip
 
 
-def sts(
-    model: str,
-    data: str,
-    /,
-    *,
-    pooling: console.Pooling = None,
-    learn_from: str | None = None,
-) -> console.Result:
+def sts(model: str, data: str, /, *, pooling: console.Pooling = None, learn_from: str | None = None) -> console.Result:
     """Correlation of cosine similarity with human scores: plain, centered and whitened.
 
     Args:

@@ -19,13 +19,7 @@ _SHOWN = 200  # characters of a text
 _ROWS = "Rows or lines of text, in any format; - for standard input."
 
 
-def fill(
-    model: str,
-    texts: Annotated[list[str], console.stdin_or()],
-    /,
-    *,
-    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 5,
-) -> Iterator[console.Result]:
+def fill(model: str, texts: console.Inputs, /, *, top_k: console.TopK = 5) -> Iterator[console.Result]:
     """Predict the most probable tokens for every [MASK].
 
     Args:
@@ -41,13 +35,7 @@ def fill(
         yield masks, "\n" * bool(number) + "\n\n".join(map(console.table, shown))
 
 
-def score(
-    model: str,
-    sentences: Annotated[list[str], console.stdin_or()],
-    /,
-    *,
-    within_word: console.Flag = False,
-) -> Iterator[console.Result]:
+def score(model: str, sentences: console.Inputs, /, *, within_word: console.Flag = False) -> Iterator[console.Result]:
     """Pseudo-log-likelihood of sentences: each token is masked in turn.
 
     Columns: the sum of the log-probabilities, their mean over the tokens, the sentence.
@@ -67,7 +55,7 @@ def score(
 
 def explain(
     model: str,
-    texts: Annotated[list[str], console.stdin_or()],
+    texts: console.Inputs,
     /,
     *,
     output: Annotated[Path | None, console.output_file()] = None,
@@ -201,7 +189,7 @@ def search(
     query: str,
     /,
     *,
-    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 10,
+    top_k: console.TopK = 10,
     ranking: Literal["hybrid", "dense", "bm25"] = "hybrid",
     rerank: str | None = None,
     approximate: console.Flag = False,

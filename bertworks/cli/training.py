@@ -247,7 +247,7 @@ def predict(
     text_input: console.Texts = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     text: console.Repeatable = None,
-    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 1,
+    top_k: console.TopK = 1,
     probabilities: console.Flag = False,
     threshold: float | None = None,
     kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,

@@ -17,7 +17,7 @@ from bertworks.checkpoints.model_folder import TASK_FILE, Model, ModelFolder, Ta
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, as_path, some_names
+from bertworks.errors import BertworksError, as_path, require, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import copy_files
@@ -188,10 +188,9 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     if not names:
         return {"architectures": [hf_mapping.architecture_of(state, family)]}, None
     has_task_file = (folder / TASK_FILE).exists()
-    if not has_task_file and not settings.get("architectures"):
-        what = f"these weights have a head ({names}), but config.json does not name its class"
-        hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
-        raise BertworksError(what, where=str(folder), hint=hint)
+    what = f"these weights have a head ({names}), but config.json does not name its class"
+    hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
+    require(has_task_file or settings.get("architectures"), what, folder, hint)
     task = source.task_config
     expected = make_task_head(task)
     outputs = len(state.get(f"{expected.head}.bias", ()))

@@ -22,7 +22,7 @@ from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
-from bertworks.errors import BertworksError, UsageError, as_path, optional_import
+from bertworks.errors import BertworksError, UsageError, as_path, optional_import, require
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
@@ -91,7 +91,6 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     _simplify(path)
     model = onnx.load(str(path))
     _split_gemm(model.graph)
-    _shorten_names(model.graph)
     model.producer_name = "bertworks"
     if not isinstance(task, MultipleChoice | SpanExtraction):
         width = encoder.config.hidden_size if network is encoder else encoder.config.vocab_size
@@ -134,19 +133,6 @@ def _split_gemm(graph: Any) -> None:
             graph.node.insert(place, make("Transpose", [matrix], [right]))
         elif tensor := matrices.pop(matrix, None):  # once, if several layers share it
             tensor.CopyFrom(arrays.from_array(arrays.to_array(tensor).T.copy(), matrix))
-
-
-def _shorten_names(graph: Any) -> None:
-    """Numbers instead of the exporter's paths, which take more room than a small network."""
-    kept = {value.name for value in (*graph.input, *graph.output)}
-    names = {name: name for name in ("", *kept)}
-    for tensor in graph.initializer:
-        tensor.name = names.setdefault(tensor.name, f"w{len(names)}")
-    del graph.value_info[:]
-    for number, node in enumerate(graph.node):
-        node.name = f"n{number}"
-        for field in (node.input, node.output):
-            field[:] = [names.setdefault(name, f"t{len(names)}") for name in field]
 
 
 class _Traced(torch.nn.Module):
@@ -203,7 +189,6 @@ _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512)
 _USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
 _ROWS, _ROUNDS = 256, 3  # rows of the data that are timed; rounds of the timing
 _RECORD = "export.json"  # what was exported, and the hash of the file
-Logits = Callable[[Batch], Tensor]
 
 
 class _Source(NamedTuple):
@@ -289,7 +274,10 @@ def _export(
     if int8:
         _quantize(path, source.network)
         theirs = OnnxModel(path)
-        results["cost"] = cost = _cost(source.logits, theirs.logits, batches)
+        expected = _outputs(source.logits, batches)
+        off = (expected - _outputs(theirs.logits, batches)).abs()
+        cost = {"largest": float(off.max()), "mean": float(off.mean()), "deviation": float(expected.std())}
+        results["cost"] = cost
         yield Event("note", f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
                     f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
     timers = [Timer(partial(_outputs, answer, batches)) for answer in (source.logits, theirs.logits)]
@@ -319,16 +307,15 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         raise UsageError("this model is an exported one", where=str(source), hint="use the model that it was made from")
     source.refuse_nested()
     components = component_names(source.state)
-    if "recurrent" in components and not encoder_only:
-        what = "the head of this model is an LSTM over several layers (the recipe `features`)"
-        hint = "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder"
-        raise BertworksError(f"{what}: programs for exported models do not support it", where=str(source), hint=hint)
+    what = "the head of this model is an LSTM over several layers: programs for exported models do not support it"
+    hint = "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder"
+    require("recurrent" not in components or encoder_only, what, source, hint)
     name = Path(model).resolve().name
     if not encoder_only and components & {"classifier", "span"}:
         predictor = Predictor(source, precision="fp32")
-        if predictor.description.vectors in ("pair", "cosine"):
-            what = "this model compares the vectors of two texts: programs for exported models read one at a time"
-            raise BertworksError(what, where=str(source), hint="export only the hidden states: --encoder")
+        what = "this model compares the vectors of two texts: programs for exported models read one at a time"
+        compares = predictor.description.vectors in ("pair", "cosine")
+        require(not compares, what, source, "export only the hidden states: --encoder")
         network = predictor.network
         assert network is not None
         return _Source(name, source, network, predictor)
@@ -374,10 +361,10 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
         batch = _drawn(source, draw, *shape)
         ours, theirs = source.logits(batch), exported.logits(batch)
         difference = float((ours - theirs).abs().max())
-        if not difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100):
-            what = f"what was exported differs from the model by {difference:.1e} on {shape[0]} x {shape[1]} tokens"
-            hint = "report this, with the versions that `bertworks doctor` shows"
-            raise BertworksError(f"{what}; it is not kept", where=where, hint=hint)
+        what = f"what was exported differs from the model by {difference:.1e} on {shape[0]} x {shape[1]} tokens"
+        hint = "report this, with the versions that `bertworks doctor` shows"
+        agrees = difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100)
+        require(agrees, f"{what}; it is not kept", where, hint)
         worst = max(worst, difference)
     return worst
 
@@ -394,14 +381,7 @@ def _quantize(path: Path, network: ExportedNetwork) -> None:
     small.replace(path)
 
 
-def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, float]:
-    """Differences of the outputs, and the standard deviation of ours."""
-    expected = _outputs(ours, batches)
-    off = (expected - _outputs(theirs, batches)).abs()
-    return {"largest": float(off.max()), "mean": float(off.mean()), "deviation": float(expected.std())}
-
-
-def _outputs(answer: Logits, batches: Sequence[Batch]) -> Tensor:
+def _outputs(answer: Callable[[Batch], Tensor], batches: Sequence[Batch]) -> Tensor:
     return torch.cat([answer(batch).flatten() for batch in batches])
 
 

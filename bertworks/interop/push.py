@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
-from bertworks.errors import BertworksError, UsageError, as_path, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
 from bertworks.events import Event
 
 _CARD = "README.md"
@@ -77,9 +77,8 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
             what = "links are not sent: they may lead to private files"
             raise BertworksError(what, where=str(file), hint=f"copy the model to a new folder: {convert}")
     files = {name: (folder / name).stat().st_size for name in names}
-    if _CARD not in files or files[_CARD] > _LONGEST_CARD:
-        hint = f"write one, or start from that of `{convert}`"
-        raise BertworksError(f"there is no model card ({_CARD})", where=str(folder), hint=hint)
+    hint = f"write one, or start from that of `{convert}`"
+    require(files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD, f"there is no model card ({_CARD})", folder, hint)
     return files, others
 
 
@@ -110,9 +109,8 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
-    if get_token() is None:
-        hint = "hf auth login (or set HF_TOKEN), with a token with write access"
-        raise BertworksError("no token of the Hugging Face hub on this machine", where=repository, hint=hint)
+    hint = "hf auth login (or set HF_TOKEN), with a token with write access"
+    require(get_token(), "no token of the Hugging Face hub on this machine", repository, hint)
     try:
         api = HfApi(library_name="bertworks")
         api.create_repo(repository, private=private, exist_ok=True)

@@ -26,7 +26,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bertworks.errors import BertworksError, UsageError, explain_os_errors
+from bertworks.errors import BertworksError, UsageError, explain_os_errors, require
 from bertworks.io.processes import read_system_file
 
 _COUNTER = itertools.count()
@@ -46,13 +46,12 @@ def read_small(path: Path, limit: int) -> bytes:
     Raises:
         BertworksError: the file is missing, too large, or a folder, pipe or device.
     """
+    hint = "name another file"
     with explain_os_errors("cannot be read", path):
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BertworksError("this is not a file, but a folder, a pipe or a device", where=str(path))
+        require(stat.S_ISREG(path.stat().st_mode), "this is not a file, but a folder, a pipe or a device", path, hint)
         with path.open("rb") as file:
             content = file.read(limit + 1)
-    if len(content) > limit:
-        raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", where=str(path))
+    require(len(content) <= limit, f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", path, hint)
     return content
 
 
@@ -214,8 +213,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         BertworksError: the disk is full, or the file cannot be written there.
     """
     target = Path(os.path.realpath(path))
-    writer = f"{os.getpid()}-{_start_time(os.getpid())}"
-    temporary = hidden_sibling(target, f"@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
+    temporary = temporary_sibling(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, name=target.name)
@@ -260,20 +258,23 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
         yield temporary
 
 
-def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
-    """Delete temporary files that killed processes of this machine left in `folder`. Return their number.
+def temporary_sibling(target: Path) -> Path:
+    """A new hidden name in the folder of a target. What has it is deleted by `remove_leftovers`."""
+    writer = f"{os.getpid()}-{_start_time(os.getpid())}"
+    return hidden_sibling(target, f"@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
+
+
+def remove_leftovers(folder: str | Path, *, name: str | None = None) -> None:
+    """Delete temporary files and folders that killed processes of this machine left in `folder`.
 
     Args:
         name: delete the leftovers of this file or folder only; None: all.
     """
     wanted, host = re.escape(_shorten(name)) if name else ".+", re.escape(socket.gethostname())
-    removed = 0
     for entry in Path(folder).glob(".*.tmp"):
         match = re.fullmatch(rf"\.{wanted}@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp", entry.name, re.DOTALL)
         if match and not _is_running(int(match["process"]), match["start"]):
             remove(entry)
-            removed += 1
-    return removed
 
 
 def sha256(path: str | Path) -> str:

@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, require
 from bertworks.io.atomic_write import replacing
 
 _T = TypeVar("_T")
@@ -66,9 +66,8 @@ def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str,
     sums = dict[str, str]()
     for name, expected in files.items():
         found, sums[name] = file_sums(folder / name) if (folder / name).is_file() else ("", "")
-        if found != expected:
-            what = "damaged: its content has changed (sha256 differs)" if found else "damaged: the file is missing"
-            raise BertworksError(what, where=str(folder / name), hint=hint)
+        what = "damaged: its content has changed (sha256 differs)" if found else "damaged: the file is missing"
+        require(found == expected, what, folder / name, hint)
     return sums
 
 
@@ -118,9 +117,8 @@ class CheckedFile:
         first, last = start // _BLOCK, -(-end // _BLOCK)
         while self._sums and (block := self._unread.find(1, first, last)) >= 0:
             found = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
-            if f"{found:08x}" != self._sums[8 * block : 8 * block + 8]:
-                what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
-                raise BertworksError(what, where=str(self.path), hint=self._hint)
+            what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
+            require(f"{found:08x}" == self._sums[8 * block : 8 * block + 8], what, self.path, self._hint)
             self._unread[block] = 0
 
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bertworks.batching.batch import Batch
-from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
+from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, save_checkpoint
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
-from bertworks.io.atomic_write import fsync
+from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
@@ -94,7 +94,7 @@ class TrainingRun:
         batches = self._batches()
         yield from self.notes
         if self.rank == 0:
-            remove_deleted(self.folder / "checkpoints")
+            remove_leftovers(self.folder / "checkpoints")
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
         with self.shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
             if self.facts["threads"] not in (None, threads):

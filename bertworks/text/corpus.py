@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
+from bertworks.errors import UsageError, explain_os_errors, quoted, require
 from bertworks.io import tables, text_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
@@ -258,10 +258,9 @@ class FileReader:
         return [column] if title is None or title == column else [title, column]
 
     def _refuse_malformed(self, line: int, problem: str, bad: int, good: int) -> None:
-        if bad > (1 + good // 100 if good else 0):
-            what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {problem}"
-            hint = f"look at it with `sed -n {line}p {quoted(self.name)}`, repair the file or leave it out"
-            raise BertworksError(what, where=f"{self.name}:{line}", hint=hint)
+        what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {problem}"
+        hint = f"look at it with `sed -n {line}p {quoted(self.name)}`, repair the file or leave it out"
+        require(bad <= (1 + good // 100 if good else 0), what, f"{self.name}:{line}", hint)
 
 
 def _titled(values: Sequence[object]) -> str | None:
@@ -326,10 +325,9 @@ class CorpusReader:
             pipe_name = str(item) if isinstance(item, StoredRows) else pipe_name
             found = [(path, "")] if pipe_name else self._find(path)
             files = [(file.resolve(), (relative, pipe_name or str(file))) for file, relative in found]
-            if not files:
-                what = f"the folder has no file to read; skipped: {self._skipped}"
-                hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
-                raise BertworksError(what, where=str(path), hint=hint)
+            what = f"the folder has no file to read; skipped: {self._skipped}"
+            hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
+            require(files, what, path, hint)
             for file, names in files:
                 self._names[file] = min(names, self._names.get(file, names))
         if not self._names:
@@ -342,10 +340,9 @@ class CorpusReader:
         report = CorpusReport(files=len(self.files), counts=Issues({SKIPPED: deepcopy(self._skipped)}))
         for path in self.files:
             yield from self._read(path, report)
-        if not report.documents:
-            what = "\n  ".join(["no text was found", *report.issues()])
-            where = self._names[self.files[0]][1] + (" ..." if len(self.files) > 1 else "")
-            raise BertworksError(what, where=where, hint="name files that hold text")
+        what = "\n  ".join(["no text was found", *report.issues()])
+        where = self._names[self.files[0]][1] + (" ..." if len(self.files) > 1 else "")
+        require(report.documents, what, where, "name files that hold text")
         self.report = report
 
     def identity(self) -> dict[str, Any]:

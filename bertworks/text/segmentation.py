@@ -188,6 +188,7 @@ def _is_full(width: int, following: str, margin: int) -> bool:
 
 
 def _is_unspaced(character: str) -> bool:
+    """Kana, Chinese characters and their punctuation: scripts without spaces between words."""
     return not character.isascii() and _NO_SPACE.match(character) is not None
 
 
@@ -294,13 +295,13 @@ def _ends_without_space(text: str, stop: int, end: int) -> bool:
     before, after = text[stop - 1 : stop], text[end]
     if _is_hangul(before) and _is_hangul(after):
         return stop >= 2 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
-    is_unspaced = _is_unspaced_script(before) and _is_unspaced_script(after)
+    is_unspaced = _is_unspaced(before) and _is_unspaced(after)
     return is_unspaced and text[stop] in "!?" and not _CONTINUATION.match(text, end)
 
 
 def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
     """As `_ends_half_width`."""
-    if text[stop] == "．" and not (stop and _is_unspaced_script(text[stop - 1]) and not text[stop - 1].isdecimal()):
+    if text[stop] == "．" and not (stop and _is_unspaced(text[stop - 1]) and not text[stop - 1].isdecimal()):
         return False  # a decimal or an enumeration: ３．１４
     if end - start <= _LONGEST_QUOTE and _is_inside_quote(text, start, end):
         return False
@@ -327,8 +328,3 @@ def _next_word(text: str, position: int) -> str:
 
 def _is_hangul(character: str) -> bool:
     return "가" <= character <= "힣"
-
-
-def _is_unspaced_script(character: str) -> bool:
-    """Kana, Chinese characters and their punctuation: scripts without spaces between words."""
-    return "\u3000" <= character <= "\u9fff" or "\uff01" <= character <= "\uff9f"

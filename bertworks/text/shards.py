@@ -24,7 +24,7 @@ from typing import Any, Self, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, as_path, quoted, some_names
+from bertworks.errors import BertworksError, as_path, quoted, require, some_names
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.text.corpus import CorpusReader
@@ -38,10 +38,8 @@ _HINT = (
     "copy the folder again; or make it again: repeat the `bertworks prepare` command with --overwrite, or delete this "
     "folder within a run and repeat the `bertworks pretrain` command"
 )
-_KEYS = {  # of our files, in every format; other programs write a manifest.json too
-    "manifest.json": {"format", "tokens", "tokenizer_sha256", "files", "settings"},
-    "plan.json": {"format", "tokenizer", "files_sha256"},
-}
+# Of our files, in every format; other programs write a manifest.json too.
+_KEYS = {"manifest.json": {"tokens", "tokenizer_sha256"}, "plan.json": {"tokenizer", "files_sha256"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +80,8 @@ class Manifest:
             raise BertworksError(what, where=folder, hint=hint)
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
-            if content["format"] != FORMAT:
-                what = f"format {content['format']} of shards; this version reads {FORMAT}"
-                raise BertworksError(what, where=str(path), hint=_HINT)
+            what = f"format {content['format']} of shards; this version reads {FORMAT}"
+            require(content["format"] == FORMAT, what, path, _HINT)
             if content.keys() & {"crc32", "sha256"} and content["sha256"] != json_sha256(content):
                 raise ValueError("its sha256 differs")
             m = cls(**{"crc32": {}} | {f.name: content[f.name] for f in fields(cls) if f.name in content})
@@ -157,8 +154,8 @@ class Shards(TokenStore):
         counts = manifest.tokens, manifest.sentences + 1, manifest.documents + 1
         arrays = [_mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)]
         for name, borders, end in zip(DATA_FILES[1:], arrays[1:], (manifest.tokens, manifest.sentences)):
-            if borders[0] != 0 or borders[-1] != end:
-                raise _damaged(folder / name, "its numbers do not match the manifest")
+            fits = borders[0] == 0 and borders[-1] == end
+            require(fits, "damaged: its numbers do not match the manifest", folder / name, _HINT)
         return cls(arrays[0], arrays[1][:], arrays[2][:], folder, manifest, written_now, tuple(notes))
 
     def tokenizer(self) -> Tokenizer:
@@ -170,8 +167,8 @@ class Shards(TokenStore):
         files = {name: digest for name, digest in self.manifest.files.items() if name not in DATA_FILES}
         verify_files(self.folder, files, _HINT)
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
-        if tokenizer.sha256 != self.manifest.tokenizer_sha256:
-            raise _damaged(self.folder / "tokenizer", "this is not the tokenizer that made these shards")
+        is_same = tokenizer.sha256 == self.manifest.tokenizer_sha256
+        require(is_same, "damaged: this is not the tokenizer that made these shards", self.folder / "tokenizer", _HINT)
         return tokenizer
 
 
@@ -185,10 +182,9 @@ def holds_shards(folder: str | Path) -> bool:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object; empty if there is no such file or if it holds something else."""
-    try:
+    with suppress(BertworksError, ValueError, TypeError, RecursionError):
         return dict(json.loads(read_small(path, _MAX_MANIFEST)))
-    except (BertworksError, ValueError, TypeError, RecursionError):
-        return {}
+    return {}
 
 
 def write_shards(
@@ -250,14 +246,12 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
         BertworksError: input files have changed since the beginning, or there is no text.
     """
     settings = settings | {"content_sha256": reader.content_sha256()}
-    if reader.identity()["files_sha256"] != settings["files_sha256"]:
-        what = "files of the corpus changed while they were read"
-        hint = "run the same command again: parts of unchanged text are kept"
-        raise BertworksError(what, where=some_names(map(str, reader.files), 3), hint=hint)
+    where = some_names(map(str, reader.files), 3)
+    is_same = reader.identity()["files_sha256"] == settings["files_sha256"]
+    hint = "run the same command again: parts of unchanged text are kept"
+    require(is_same, "files of the corpus changed while they were read", where, hint)
     joined = join_parts(folder / "parts", number, folder)
-    if not joined["tokens"]:
-        hint = "give files that hold text"
-        raise BertworksError("there is no text in the corpus", where=some_names(map(str, reader.files), 3), hint=hint)
+    require(joined["tokens"], "there is no text in the corpus", where, "give files that hold text")
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     sums = {path.relative_to(folder).as_posix(): file_sums(path) for path in files}
     return Manifest(
@@ -277,14 +271,9 @@ def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
     """The `count` numbers of tokens.bin, or of an .npy file after its header of 128 bytes."""
     dtype, header = (np.dtype(manifest.dtype), 0) if path.suffix == ".bin" else (np.dtype("<i8"), 128)
     size, expected = path.stat().st_size if path.is_file() else 0, header + count * dtype.itemsize
-    if size != expected:
-        raise _damaged(path, f"{size:,} bytes instead of {expected:,}")
+    require(size == expected, f"damaged: {size:,} bytes instead of {expected:,}", path, _HINT)
     file = CheckedFile(path, manifest.crc32[path.name], _HINT)
     return CheckedArray(file, file.content[header:].view(dtype), header)
-
-
-def _damaged(path: Path, problem: str) -> BertworksError:
-    return BertworksError(f"damaged: {problem}", where=str(path), hint=_HINT)
 
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:

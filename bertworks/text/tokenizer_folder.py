@@ -18,10 +18,10 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError, quoted
+from bertworks.errors import BertworksError, quoted, require
 from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.text import tokenizer_pipeline as pipeline
-from bertworks.text.tokenizer_pipeline import LONGEST_WORD, NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded, require
+from bertworks.text.tokenizer_pipeline import LONGEST_WORD, NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded
 
 DEFAULT_LENGTH = 512
 COPIED_FILES = ("vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "merges.txt")
@@ -173,8 +173,8 @@ def count_cased(tokens: Sequence[str]) -> int:
 def _read_text(path: Path) -> str:
     """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad bytes."""
     content = read_small(path, _LARGEST_FILE)
-    if content.startswith(b"\xef\xbb\xbf"):
-        raise BertworksError("begins with a byte-order mark", where=f"{path}:1", hint="save it as UTF-8 without BOM")
+    has_mark = content.startswith(b"\xef\xbb\xbf")
+    require(not has_mark, "begins with a byte-order mark", f"{path}:1", "save it as UTF-8 without BOM")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -194,9 +194,8 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
             raise BertworksError(f"{twice!r} occurs twice", where=where, hint="remove one of them")
         return content
 
-    content = parse_json(text.encode(), path, hook=unique)
-    if not isinstance(content, dict):
-        raise BertworksError("a JSON object is expected", where=str(path))
+    content: dict[str, Any] = parse_json(text.encode(), path, hook=unique)
+    require(isinstance(content, dict), "a JSON object is expected", path)
     return content
 
 

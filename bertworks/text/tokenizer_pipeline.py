@@ -22,7 +22,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError, quoted
+from bertworks.errors import BertworksError, check, quoted, require
 from bertworks.io.atomic_write import read_small
 from bertworks.io.binary_files import last_value, read_protobuf
 
@@ -75,20 +75,10 @@ def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
         raise BertworksError(f"{what}: {str(error)[:200]}", where=where) from None
 
 
-def require(holds: bool, what: str, where: str | Path = "", hint: str | None = None) -> None:
-    """Raise BertworksError unless a condition holds, about what a file at `where` says.
-
-    Args:
-        hint: None: to choose another file.
-    """
-    if not holds:
-        raise BertworksError(what, where=str(where), hint=hint or "get the file again, or choose another model")
-
-
 def refuse_large_trie(pieces: Iterable[str]) -> None:
     """Raises ValueError for pieces of a unigram model that would take gigabytes."""
-    if (size := sum(len(piece.encode()) for piece in pieces)) > _LARGEST_TRIE:
-        raise ValueError(f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much")
+    size = sum(len(piece.encode()) for piece in pieces)
+    check(size <= _LARGEST_TRIE, f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much")
 
 
 def charsmap_growth(charsmap: bytes) -> int:

@@ -20,7 +20,7 @@ from bertworks.errors import BertworksError, UsageError, optional_import, severa
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
 from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordStatistics, count_words
-from bertworks.text.wordpiece import MergeLearner, Progress, Score, train_word_pieces
+from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
@@ -38,7 +38,6 @@ class VocabularyConfig:
     lowercase: whether the tokenizer turns text into lower case.
     strip_accents: whether it removes accents; None: as `lowercase`, but not for text with kana or Hangul.
     min_frequency: of a pair to be merged.
-    score: the criterion of merges of WordPiece: the frequency of a pair, or its likelihood.
     character_coverage: fraction of all characters that the alphabet covers.
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
@@ -52,15 +51,13 @@ class VocabularyConfig:
     lowercase: bool = True
     strip_accents: bool | None = None
     min_frequency: int = 2
-    score: Score = "frequency"
     character_coverage: float = 0.9995
     unused: int = 0
     model_max_length: int = 512
 
     def __post_init__(self) -> None:
-        for name, known in (("algorithm", get_args(Algorithm)), ("score", get_args(Score))):
-            if (value := getattr(self, name)) not in known:
-                raise UsageError(f"{name} {value!r}: one of {', '.join(known)} is expected")
+        if self.algorithm not in (known := get_args(Algorithm)):
+            raise UsageError(f"algorithm {self.algorithm!r}: one of {', '.join(known)} is expected")
         if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
             raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", hint="choose a size like 30000")
         if not 0 <= self.unused < self.size:
@@ -202,7 +199,7 @@ def _train(
     """The tokenizer, and the alphabet."""
     reserved = _SPECIALS + [f"[unused{number}]" for number in range(config.unused)]
     room = config.size - len(reserved)
-    words, least, score = statistics.words, config.min_frequency, config.score
+    words, least = statistics.words, config.min_frequency
     if config.algorithm == "bpe":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     else:
@@ -212,10 +209,10 @@ def _train(
         raise UsageError(f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)
     model: models.Model
     if config.algorithm == "wordpiece":
-        pieces = train_word_pieces(words, alphabet, room, score=score, min_frequency=least, progress=progress)
+        pieces = train_word_pieces(words, alphabet, room, min_frequency=least, progress=progress)
         model = word_piece_model(reserved + pieces)
     elif config.algorithm == "bpe":
-        learner = MergeLearner(words, alphabet, "", score="frequency", min_frequency=least)
+        learner = MergeLearner(words, alphabet, "", min_frequency=least)
         learner.merge_until(room, progress)
         ids = {token: number for number, token in enumerate(reserved + learner.forms)}
         model = models.BPE(ids, learner.merges, unk_token="[UNK]")

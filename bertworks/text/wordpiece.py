@@ -4,94 +4,56 @@ Each symbol is a character of its own, so that a word is a string of symbols. `f
 """
 
 import heapq
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from operator import add
-from typing import Literal
 
 from tokenizers import models
 
 from bertworks.text.tokenizer_pipeline import word_piece_model
 
-Score = Literal["likelihood", "frequency"]
 Words = Sequence[tuple[str, int]]  # words and their counts
 Progress = Callable[[int], None]
-_DRIFT = 0.98  # scores are recomputed when the number of symbols has fallen to this fraction
 
 
 class MergeLearner:
-    """Merges the best pair of neighbouring symbols repeatedly and updates the counts.
-
-    "frequency" merges the most frequent pair (BPE, Sennrich et al. 2016). "likelihood" merges the pair that raises the
-    likelihood of the text under a unigram model most (WordPiece, Schuster and Nakajima 2012), to first order
-    n_ab * log(n_ab * N / (n_a * n_b)) for counts n and N symbols. A merge changes n_a, n_b and N, and so the scores
-    of other pairs; these are recomputed when N has fallen by 2 %. Of equal pairs, that of the older symbols is merged.
+    """Merges the most frequent pair of neighbouring symbols repeatedly and updates the counts (Sennrich et al. 2016).
+    Of equally frequent pairs, that of the older symbols is merged.
 
     Args:
         words: (word, count). All their characters are in the alphabet.
         alphabet: the written forms of the first symbols.
         prefix: of a symbol inside a word, such as `##`. Equal written forms are one symbol.
-        score: the criterion.
         min_frequency: less frequent pairs are not merged.
     """
 
-    def __init__(self, words: Words, alphabet: list[str], prefix: str, *, score: Score, min_frequency: int = 2):
+    def __init__(self, words: Words, alphabet: list[str], prefix: str, *, min_frequency: int = 2):
         self.forms = list(alphabet)
         self.merges: list[tuple[str, str]] = []
         self._symbols = {form: chr(number) for number, form in enumerate(self.forms)}
         self._words = ["".join(map(self._symbols.__getitem__, characters_of(word, prefix))) for word, _ in words]
         self._counts = [count for _, count in words]
-        self._prefix = prefix
-        self._by_likelihood, self._min_frequency = score == "likelihood", min_frequency
-        self._symbol_counts = defaultdict[str, int](int)
+        self._prefix, self._min_frequency = prefix, min_frequency
         self._pair_counts = defaultdict[str, int](int)
         self._where = defaultdict[str, list[int]](list)
         for place, (word, count) in enumerate(zip(self._words, self._counts)):
-            for symbol in word:
-                self._symbol_counts[symbol] += count
             for pair in _pairs(word):
                 self._pair_counts[pair] += count
                 self._where[pair].append(place)
-        self._total = sum(self._symbol_counts.values())
-        self._rebuild()
+        self._heap = [(-count, pair) for pair, count in self._pair_counts.items() if count >= min_frequency]
+        heapq.heapify(self._heap)
 
     def merge_until(self, size: int, progress: Progress | None = None) -> None:
         """Merge until there are `size` symbols, or no pair is left. progress: called with the symbols so far."""
-        while len(self.forms) < size and self.step():
-            if progress and len(self.merges) % 1000 == 0:
-                progress(len(self.forms))
-
-    def step(self) -> bool:
-        """Merge the best pair; False if there is none."""
-        if self._by_likelihood and self._total < _DRIFT * self._total_at_rebuild:
-            self._rebuild()
-        while self._heap:
+        while len(self.forms) < size and self._heap:
             score, pair = heapq.heappop(self._heap)
-            current = self._score(pair)
-            if current is not None and current <= score:
+            count = self._pair_counts.get(pair, 0)
+            if count >= max(self._min_frequency, -score):
                 self._merge(pair)
-                return True
-            if current is not None:
-                heapq.heappush(self._heap, (current, pair))
-        return False
-
-    def _score(self, pair: str) -> float | None:
-        """Minus the gain of merging a pair; None if it must not be merged."""
-        count = self._pair_counts.get(pair, 0)
-        if count < self._min_frequency:
-            return None
-        if not self._by_likelihood:
-            return -count
-        expected = self._symbol_counts[pair[0]] * self._symbol_counts[pair[1]]
-        gain = count * math.log(count * self._total / expected)
-        return -gain if gain > 0 else None
-
-    def _rebuild(self) -> None:
-        scored = ((self._score(pair), pair) for pair in self._pair_counts)
-        self._heap = [(score, pair) for score, pair in scored if score is not None]
-        heapq.heapify(self._heap)
-        self._total_at_rebuild = self._total
+                if progress and len(self.merges) % 1000 == 0:
+                    progress(len(self.forms))
+            elif count >= self._min_frequency:
+                heapq.heappush(self._heap, (-count, pair))
 
     def _merge(self, pair: str) -> None:
         """Replace a pair by one symbol in all words."""
@@ -103,13 +65,12 @@ class MergeLearner:
             self.forms.append(form)
         merged = self._symbols[form]
         changed: set[str] = set()
-        pair_counts, replaced = self._pair_counts, 0
+        pair_counts = self._pair_counts
         for place in self._where.pop(pair):
             word, count = self._words[place], self._counts[place]
             if pair not in word:
                 continue
             self._words[place] = shorter = word.replace(pair, merged)
-            replaced += (len(word) - len(shorter)) * count
             start = max(word.find(pair) - 1, 0)  # only neighbours of the pair change
             rest = max(len(word) - word.rfind(pair) - 3, 0)
             for old in _pairs(word[start : len(word) - rest]):
@@ -120,13 +81,8 @@ class MergeLearner:
                     self._where[new].append(place)
                     changed.add(new)
         del pair_counts[pair]
-        self._symbol_counts[pair[0]] -= replaced
-        self._symbol_counts[pair[1]] -= replaced
-        self._symbol_counts[merged] += replaced
-        self._total -= replaced
-        for new in changed:
-            if (score := self._score(new)) is not None:
-                heapq.heappush(self._heap, (score, new))
+        for new in (pair for pair in changed if pair_counts[pair] >= self._min_frequency):
+            heapq.heappush(self._heap, (-pair_counts[new], new))
 
 
 def _pairs(word: str) -> Iterable[str]:
@@ -134,7 +90,7 @@ def _pairs(word: str) -> Iterable[str]:
 
 
 def train_word_pieces(
-    words: Words, alphabet: list[str], size: int, *, score: Score, min_frequency: int, progress: Progress | None = None
+    words: Words, alphabet: list[str], size: int, *, min_frequency: int, progress: Progress | None = None
 ) -> list[str]:
     """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order of their merges.
 
@@ -149,7 +105,7 @@ def train_word_pieces(
     """
     characters = set(alphabet)
     known = [(word, count) for word, count in words if characters.issuperset(characters_of(word))]
-    learner = MergeLearner(known, alphabet, "##", score=score, min_frequency=min_frequency)
+    learner = MergeLearner(known, alphabet, "##", min_frequency=min_frequency)
     learner.merge_until(size + (size - len(alphabet)) // 5, progress)
     kept = _most_used(known, set(learner.forms), characters, size)
     return [form for form in learner.forms if form in kept]

@@ -42,6 +42,7 @@ class Family:
     written, written_as_null: further settings that are written.
     pretraining: heads that a state holds, in alphabetical order: the class that saves exactly these.
     tasks: our task: the class.
+    google: replacements, in this order, that make the name of Google's variable from a name in these files.
     """
 
     prefix: str
@@ -60,6 +61,7 @@ class Family:
     written_as_null: tuple[str, ...] = ()
     pretraining: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
+    google: Sequence[tuple[str, str]] = ()
 
 
 def _read_family(name: str) -> Family:
