@@ -4,7 +4,8 @@ slow bodies.
     python benchmarks/flood.py [--before FOLDER] [--rounds 3] [--quick]
 
 FOLDER is another checkout of the repository, for comparison: `git worktree add --detach FOLDER COMMIT`. The checkouts
-take turns. The clients run in another process, on a core of its own if there are two or more. They have different
+take turns. The clients are two other processes, on another core if there are two or more: the one with the large
+requests has a lower priority, so that its work does not count as waiting time of the small ones. They have different
 addresses of this machine (Linux): small requests come from 127.0.0.1, one every 50 ms, large ones from 127.0.0.2.
 Four phases:
 
@@ -52,11 +53,11 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a checkout to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one short round; nothing is kept")
-    parser.add_argument("--client", nargs=3, metavar=("URL", "PHASE", "SECONDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--client", nargs=4, metavar=("WHICH", "URL", "PHASE", "SECONDS"), help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.client:
-        url, phase, seconds = a.client
-        print(json.dumps(asyncio.run(client(url, phase, float(seconds)))))
+        which, url, phase, seconds = a.client
+        print(json.dumps(asyncio.run(CLIENTS[which](url, phase, float(seconds)))))
         return
     checkouts = {commit(folder): folder.resolve() for folder in (a.before, ROOT) if folder}
     rows = []
@@ -128,11 +129,17 @@ def usual(before: dict[float, float], after: dict[float, float]) -> float:
 
 
 def talk(url: str, phase: str, seconds: float, core: int) -> Row:
-    """What the process of the clients found."""
-    command = ["taskset", "--cpu-list", str(core), sys.executable, __file__, "--client", url, phase, str(seconds)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    found: Row = json.loads(done.stdout)
-    return found
+    """What the two clients found."""
+    command = ["taskset", "--cpu-list", str(core), sys.executable, __file__, "--client"]
+    arguments: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True}
+    found: Row = {}
+    with contextlib.ExitStack() as stack:
+        for which in CLIENTS:
+            lower = ["nice", "-n", "10"] if which == "large" else []
+            running = subprocess.Popen([*lower, *command, which, url, phase, str(seconds)], **arguments)
+            found[which] = stack.enter_context(running)
+        texts = {which: running.communicate()[0] for which, running in found.items()}
+    return {key: value for text in texts.values() for key, value in json.loads(text).items()}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -207,14 +214,12 @@ class Exchange(asyncio.Protocol):
             self.done.set_result(None)
 
 
-async def client(url: str, phase: str, seconds: float) -> Row:
-    """Small requests for some seconds; what else the phase has begins after the first second."""
-    at, end = urlsplit(url), time.perf_counter() + seconds
-    host, port = at.hostname or "", at.port or 0
-    others = asyncio.create_task(large(host, port, phase, end))
+async def small(url: str, phase: str, seconds: float) -> Row:
+    """One small request after the other."""
     statuses, times, tasks = Counter[str](), list[float](), list[asyncio.Task[None]]()
+    end, (host, port) = time.perf_counter() + seconds, address(url)
 
-    async def small() -> None:
+    async def one() -> None:
         begin = time.perf_counter()
         exchange = Exchange(host, port, b'{"inputs": "a cat and an engine"}')
         await exchange.open(host, port, "127.0.0.1")
@@ -225,19 +230,16 @@ async def client(url: str, phase: str, seconds: float) -> Row:
             times.append(1000 * (exchange.end - begin))
 
     while time.perf_counter() < end:
-        tasks.append(asyncio.create_task(small()))
+        tasks.append(asyncio.create_task(one()))
         await asyncio.sleep(PAUSE)
     await asyncio.gather(*tasks)
-    found = await others
-    refused = [1000 * duration for status, duration in found if status == "429"]
-    return {
-        "small": dict(statuses), "small_ms": quantiles(times) if times else {},
-        "large": dict(Counter(status for status, _ in found)), "refused_ms": quantiles(refused) if refused else {},
-    }  # fmt: skip
+    return {"small": dict(statuses), "small_ms": quantiles(times) if times else {}}
 
 
-async def large(host: str, port: int, phase: str, end: float) -> list[tuple[str, float]]:
-    """The status of each large request, and seconds from the end of its headers to its answer."""
+async def large(url: str, phase: str, seconds: float) -> Row:
+    """The statuses of the large requests, which begin after the first second, and the times from the end of their
+    headers to a refusal."""
+    end, (host, port) = time.perf_counter() + seconds, address(url)
     words = " ".join(page.read_text() for page in sorted(ROOT.glob("docs/**/*.md")))[:SIZE]
     pieces = [words[start : start + 60] for start in range(0, SIZE * 5 // 6, 60)]
     bodies = [json.dumps({"inputs": inputs}).encode() for inputs in (words, pieces)]
@@ -247,12 +249,23 @@ async def large(host: str, port: int, phase: str, end: float) -> list[tuple[str,
     await asyncio.sleep(1)
     if phase == "slow bodies":
         await asyncio.gather(*(exchange.drip(end) for exchange in exchanges))
-        return [(exchange.status, exchange.end - exchange.begin) for exchange in exchanges]
-    for exchange in exchanges:
-        exchange.send()
-    seconds = ABANDON if phase == "abandoned" else PATIENCE
-    return await asyncio.gather(*(exchange.answer(seconds) for exchange in exchanges))
+        found = [(exchange.status, exchange.end - exchange.begin) for exchange in exchanges]
+    else:
+        for exchange in exchanges:
+            exchange.send()
+        patience = ABANDON if phase == "abandoned" else PATIENCE
+        found = await asyncio.gather(*(exchange.answer(patience) for exchange in exchanges))
+    refused = [1000 * duration for status, duration in found if status == "429"]
+    statuses = Counter(status for status, _ in found)
+    return {"large": dict(statuses), "refused_ms": quantiles(refused) if refused else {}}
 
+
+def address(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or 0
+
+
+CLIENTS = {"small": small, "large": large}
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ from test_serve_process import answered, connected
 from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
-from bertworks.serve.application import LANES, Connection
+from bertworks.serve.application import LANES, PIECES, Connection
 from bertworks.serve.batching import Admission, Batcher, InferenceJob, Limits, OverloadedError, Place
 from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
 
@@ -261,7 +261,7 @@ def test_clients_are_served_in_turn_whatever_their_number_of_jobs():
     batcher.threads.shutdown()
 
 
-def test_a_small_job_is_not_in_a_large_batch_of_another_client():
+def test_a_small_job_is_in_a_small_batch_beside_another_client():
     batches, begun, go = list[list[int]](), threading.Event(), threading.Event()
 
     def compute(units: Any) -> Any:
@@ -271,14 +271,14 @@ def test_a_small_job_is_not_in_a_large_batch_of_another_client():
         return units
 
     batcher = Batcher(4096, patience=100)
+    batcher.speed = 1e6
     futures = [batcher.submit(InferenceJob([256] * 40, [256] * 40, compute, "many"))]
     assert begun.wait(10)
     futures.append(batcher.submit(InferenceJob([9], [9], compute, "few")))
     go.set()
     wait(futures, 10)
-    assert 9 in batches[1] + batches[2]
-    assert max(sum(batch) for batch in batches[1:3]) <= 256
-    assert max(sum(batch) for batch in batches[3:]) > 500  # then throughput counts again
+    assert batches[1] == [256, 9]  # in turn, and a small one beside it
+    assert max(sum(batch) for batch in batches[2:]) > 500  # then throughput counts again
     batcher.threads.shutdown()
 
 
@@ -541,6 +541,7 @@ def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):
         lane.loads["another", SMALL] = lane.loads["10.0.0.1", SMALL] = 10**9
         made, wire = connection(local)
         made.data_received(head(100))
+        await asyncio.sleep(0)
         assert wire.written.startswith(b"HTTP/1.1 429 ")  # no task has run, no body has come
         assert b"retry-after: " in wire.written
         lane.loads.clear()
@@ -548,10 +549,45 @@ def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):
         assert await comes(wire, 2) == [429, 200]
         assert not wire.closed
         made.data_received(head(0, "HEAD", "/info", "Connection: close\r\n"))
+        await asyncio.sleep(0)
         assert wire.written.endswith(b"connection: close\r\n\r\n")
         assert wire.closed
 
     asyncio.run(go())
+
+
+def test_what_one_client_sends_is_read_in_turn_with_others(local: Local):
+    async def go() -> None:
+        for client in ("10.0.0.1", "10.0.0.2"):
+            local.application._lanes[SMALL].loads[client, SMALL] = 10**9
+        many, (few, wire) = [connection(local) for _ in range(30)], connection(local, "10.0.0.2")
+        for made, _ in [*many, (few, wire)]:
+            made.data_received(head(100))
+        await asyncio.sleep(0)
+        assert wire.written.startswith(b"HTTP/1.1 429 ")
+        assert sum(len(wire.written) > 0 for _, wire in many) == PIECES
+        many[-1][0].connection_lost(None)
+        assert [await comes(wire, 1) for _, wire in many[:-1]] == [[429]] * 29
+        assert not many[-1][1].written
+
+    asyncio.run(go())
+
+
+def test_a_batch_is_small_if_the_network_is_slow():
+    batches, go = list[int](), threading.Event()
+
+    def compute(units: Any) -> Any:
+        assert go.wait(10)
+        batches.append(sum(units))
+        return units
+
+    batcher = Batcher(4096, patience=100)
+    batcher.speed = 10_000
+    futures = [batcher.submit(InferenceJob([64] * 200, [64] * 200, compute))]
+    go.set()
+    wait(futures, 10)
+    assert batches[0] == 576  # 0.06 seconds: 600 tokens
+    batcher.threads.shutdown()
 
 
 def test_many_requests_behind_one_that_is_computed_are_answered_in_order(local: Local):

@@ -11,7 +11,8 @@ import ipaddress
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -56,6 +57,7 @@ LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}
 PARSE_SPEED, PARSE_COST = 1e6, 1000  # bytes per second until it is measured; what a request costs besides its bytes
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
+PIECES = 4  # of each client, in a turn of the event loop
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
 EXPLAIN_PATIENCE = 5.0
@@ -110,6 +112,7 @@ class Application:
         self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
+        self.turns = Turns()
         self._heap, self._overloaded = HeapTrimmer(), dict[str, int]()  # path -> requests refused and not logged yet
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
@@ -117,7 +120,10 @@ class Application:
             "search": Batcher(8, patience=patience),
             "explain": Batcher(1, patience=EXPLAIN_PATIENCE),
         }
-        self._lanes = {size: Batcher(1, patience=patience, workers=workers) for size, workers in LANES.items()}
+        self._lanes = {
+            size: Batcher(1, patience=patience, workers=workers, rank=1 + number)
+            for number, (size, workers) in enumerate(LANES.items())
+        }
         for lane in self._lanes.values():
             lane.speed = PARSE_SPEED
         self._writers = {size: ThreadPoolExecutor(workers, f"writer-{size}") for size, workers in LANES.items()}
@@ -340,6 +346,28 @@ def _last_step(steps: Steps, results: list[Any]) -> Answer:
     raise RuntimeError("an endpoint yields one job")
 
 
+class Turns:
+    """Work of the event loop in turns: one piece of each client, then what else the loop has to do. A client that sends
+    much at once delays others only a little."""
+
+    def __init__(self) -> None:
+        self._waiting = dict[Hashable, deque[Callable[[], None]]]()
+
+    def add(self, client: Hashable, work: Callable[[], None]) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._waiting.setdefault(client, deque()).append(work)
+
+    def _next(self) -> None:
+        for client, pieces in list(self._waiting.items()):
+            for _ in range(min(PIECES, len(pieces))):
+                pieces.popleft()()
+            if not pieces:
+                del self._waiting[client]
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 class Connection(HttpToolsProtocol):
     """A connection that is closed if the head of a request does not arrive in HEAD_SECONDS, counted from its first byte
     or from the start of the connection, or if the lines of a head, or before or after a body, are too long."""
@@ -352,10 +380,18 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        self._unparsed_bytes += len(data)
         if self._timer is None:
             self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        self.transport.pause_reading()
+        self.app.turns.add(self.client and self.client[0], partial(self._take_turn, data))
+
+    def _take_turn(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._unparsed_bytes += len(data)
         super().data_received(data)
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
         if self._unparsed_bytes > KEPT_HEAD and not self.transport.is_closing():
             self.send_400_response("A line is too long.")
 

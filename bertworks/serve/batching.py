@@ -19,9 +19,12 @@ from bertworks.errors import BertworksError
 from bertworks.training.device import THREADS, lower_thread_priority
 
 Compute = Callable[[Sequence[Any]], Any]  # units -> a result for each, whatever the other units are
+START_SPEED = 2048.0  # tokens per second until it is measured
 SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
-SMALL_BATCH = 256  # cost of a batch while little waits: a request that arrives meanwhile waits for all of it
+SMALL_BATCH = 128
 BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
+BATCH_SECONDS = 0.06  # that a batch should take if it is not small: what arrives meanwhile waits for all of it
+EXTRA = 1 / 16  # of a large unit's cost: small units of other clients in its batch, which need not wait for it
 LARGE_WAIT = 4.0  # times the patience that a job larger than a batch may wait for its end
 
 
@@ -81,12 +84,14 @@ class Batcher:
     computed one by one: only the job that causes the error gets it.
 
     Args:
-        batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits.
+        batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits, and
+            if they would take long.
         patience: seconds in which a job should be finished. A job that would take longer is refused. The speed is
             measured with the batches.
         observe: called with units, cost and seconds of each batch, in the thread that computed it.
         workers: number of threads, each with its own batch. The batches that are computed at the same time share the
             threads of torch.
+        rank: the higher, the lower the priority of the threads; 0: as the others of the process.
 
     Attributes:
         costs: client -> cost of all its jobs that wait or are computed.
@@ -102,6 +107,7 @@ class Batcher:
         patience: float,
         observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
         workers: int = 1,
+        rank: int = 1,
     ):
         self.batch_cost, self.patience, self.workers, self._observe = batch_cost, patience, workers, observe
         self.speed = batch_cost / patience  # cost per second; this value until the first batch
@@ -109,7 +115,7 @@ class Batcher:
         self.busy = dict[int, float]()
         self._waiting, self._lock = dict[Compute, dict[Hashable, deque[InferenceJob]]](), threading.Lock()
         # Low priority, or short requests wait until a matrix product is finished.
-        self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority)
+        self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority, (rank,))
 
     def _load(self, job: InferenceJob) -> int:
         return min(sum(job.costs), max(self.batch_cost, *job.costs, 0))
@@ -203,7 +209,10 @@ class Batcher:
                 return batch
             queues = self._waiting[compute] = self._waiting.pop(compute)  # now the last in turn
             waiting = _fair_sum(self.loads, min(self.loads[client] for client in queues))
-            budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * waiting / self.workers))
+            first = next(iter(queues.values()))[0]
+            least = max(SMALL_BATCH, (1 + EXTRA) * first.costs[first.taken])
+            usual = min(BATCH_FRACTION * waiting, BATCH_SECONDS * self.speed) / self.workers
+            budget = min(self.batch_cost, max(least, usual))
             while queues:
                 client, jobs = next(iter(queues.items()))
                 if batch and jobs[0].costs[jobs[0].taken] > budget:

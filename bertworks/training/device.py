@@ -193,11 +193,11 @@ def set_threads(threads: int | Literal["auto"] | None) -> None:
     THREADS.set(threads)
 
 
-def lower_thread_priority() -> None:
+def lower_thread_priority(steps: int = 1) -> None:
     """The calling thread, and those that it starts, give way to the other threads of the process. Only on Linux."""
     if sys.platform == "linux":
         own = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + PRIORITY_STEP))
+        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + steps * PRIORITY_STEP))
 
 
 def disable_heap_trim() -> None:
