@@ -195,10 +195,11 @@ class Watch:
 
 def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that both have in common: model, rows, and how answers are scored."""
+    from bertworks.checkpoints.model_folder import TaskConfig
     from bertworks.checkpoints.resolve import resolve_model
     from bertworks.datasets.schema import items
     from bertworks.evaluation.glue import find_glue_tasks
-    from bertworks.metrics.classification import classification
+    from bertworks.inference.task_metrics import compute_metrics
 
     (task,) = arguments.tasks
     (found,) = find_glue_tasks(arguments.data / task)
@@ -208,15 +209,16 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
         if most is not None and most < len(rows[split]):
             rows[split] = random.Random(0).sample(rows[split], most)
     metric = found.metrics[0]
-    right = [item.label for item in rows["dev"]]
+    d = TaskConfig(task="classification", labels=tuple(found.labels))
     folder = resolve_model(arguments.model)
     learn = {"bertworks": bertworks, "transformers": transformers}[arguments.contender]
     run = learn(folder, found, rows["train"], rows["dev"], arguments.seed, arguments.quick)
-    watch = Watch(lambda given: classification(right, given, found.labels)[metric])
+    watch = Watch(lambda given: compute_metrics(d, rows["dev"], [{"label": label} for label in given])[metric])
     run(watch)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     return {
-        "metric": metric, "train": len(rows["train"]), "dev": len(right), "curve": watch.curve, "memory_mb": memory
+        "metric": metric, "train": len(rows["train"]), "dev": len(rows["dev"]), "curve": watch.curve,
+        "memory_mb": memory,
     }  # fmt: skip
 
 

@@ -178,13 +178,13 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.config import dump_recipe
     from bertworks.inference.decoding import Decoder, Logits
     from bertworks.inference.engine import compute_logits_and_loss
+    from bertworks.inference.task_metrics import groups_of, row_sums
     from bertworks.metrics.intervals import confidences, expected_calibration_error, middle, resampled
     from bertworks.runs import validation
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
     from bertworks.runs.data_splits import EVALUATED, Method, methods_of
     from bertworks.runs.finetune import fit_outputs, gold_logits
     from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest
-    from bertworks.runs.task_metrics import groups_of, row_sums
     from bertworks.runs.training_run import TrainingRun
     from bertworks.training.device import choose_device
 
@@ -199,7 +199,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     d, items = first.description, [one.item for one in first.dev]
 
     def scored(answers: Sequence[Any]) -> dict[str, Any]:
-        sums = row_sums(d, items, answers, first.metric)
+        sums = row_sums(d, items, answers)[first.metric]
         samples = resampled(sums, groups_of(d, items))
         return {"score": sums.value, "interval": list(middle(samples)), "samples": samples}
 

@@ -22,10 +22,10 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import items
 from bertworks.evaluation.glue import find_glue_tasks
 from bertworks.inference.decoding import Decoder, make_featurizer
+from bertworks.inference.task_metrics import compute_metrics, metric_of
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.task_metrics import compute_metrics, metric_of
 
 READ = ("input_ids", "token_type_ids", "attention_mask")
 

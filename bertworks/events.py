@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 def duration(seconds: float) -> str:
     """42 s, 12 min, 3 h 05 min, 2 d 4 h."""
     minutes = round(seconds / 60)
-    if seconds < 90:
+    if seconds < 120:
         return f"{max(0, seconds):.0f} s"
     if minutes < 90:
         return f"{minutes} min"

@@ -287,9 +287,9 @@ def test_local_attention_needs_a_learned_position_table(fields: dict, message: s
 
 
 def test_shared_layers_have_one_learning_rate():
-    with pytest.raises(ValueError, match=r"layer_decay 0\.9 with num_hidden_groups 2"):
-        make_optimizer(Model(AXES["groups"]), OptimizerConfig(layer_decay=0.9))
-    make_optimizer(Model(AXES["bert"]), OptimizerConfig(layer_decay=0.9))
+    for name, blocks in (("groups", 2), ("bert", 4)):
+        optimizer = make_optimizer(Model(AXES[name]), OptimizerConfig(layer_decay=0.5))
+        assert {group["factor"] for group in optimizer.param_groups} == {0.5**n for n in range(1, blocks + 2)}
 
 
 class Model(torch.nn.Module):

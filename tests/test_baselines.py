@@ -34,6 +34,7 @@ from bertworks.datasets.schema import Item
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.embed import Embedder
 from bertworks.inference.engine import compute_logits
+from bertworks.inference.task_metrics import METRICS, compute_metrics, predicted_label
 from bertworks.runs import baselines
 from bertworks.runs.baselines import (
     FINETUNED,
@@ -45,7 +46,6 @@ from bertworks.runs.baselines import (
 )
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.task_metrics import METRICS, compute_metrics, predicted_label
 from bertworks.training.linear_head import SEQUENCE_DEVIATION
 from bertworks.training.task_heads import TaskModel, combine_vectors
 
@@ -272,7 +272,7 @@ def test_a_model_that_is_better_needs_no_words(job: Callable[[str], FinetuneJob]
     assert found["verdict"] == ""
     heads, ours, *others = format_baselines(found)
     assert heads[0] == "method"
-    assert ours == ["fine-tuned", "100.0% (80.6 to 100.0)", ""]
+    assert ours == ["fine-tuned", "100.0% (80.6 to 100.0%)", ""]
     assert [cells[0] for cells in others] == ["most frequent choice", "most similar choice"]
     assert all(cells[2].startswith("+") for cells in others)
 
@@ -291,7 +291,7 @@ def test_rows_of_few_documents_are_compared_one_by_one(job: Callable[[str], Fine
     answers = {FINETUNED: [{"choice": n % 3} for n in range(len(rows))], "x": [{"choice": 0}] * len(rows)}
     low, high = compare_baselines(replace(work.description), "accuracy", rows, answers)["methods"][0]["interval"]
     assert low < high
-    assert [predicted_label(a) for a in answers["x"]] == [0] * len(rows)
+    assert [predicted_label("choice", a) for a in answers["x"]] == [0] * len(rows)
 
 
 @pytest.mark.parametrize("metric", ["spearman", "pearson"])

@@ -21,7 +21,7 @@ from bertworks.evaluation.glue import (
     macro_average,
     submission,
 )
-from bertworks.runs.task_metrics import METRICS, compute_metrics
+from bertworks.inference.task_metrics import METRICS, compute_metrics
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BY_NAME = {task.name: task for task in GLUE}

@@ -19,6 +19,7 @@ from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder
 from bertworks.inference.explain import explain
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.task_metrics import compute_metrics
 from bertworks.metrics.intervals import (
     best_label_threshold,
     confidences,
@@ -26,7 +27,6 @@ from bertworks.metrics.intervals import (
     fit_temperature,
 )
 from bertworks.runs.finetune import FEWEST_CALIBRATED, fit_outputs
-from bertworks.runs.task_metrics import compute_metrics
 
 LABELS = ("a", "b", "c")
 

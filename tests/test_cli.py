@@ -251,7 +251,14 @@ def test_no_sizes(text):
 
 
 def test_durations():
-    assert [duration(s) for s in (-1, 8.4, 187, 7387, 1e6)] == ["0 s", "8 s", "3 min", "2 h 03 min", "11 d 13 h"]
+    assert [duration(s) for s in (-1, 8.4, 100, 187, 7387, 1e6)] == [
+        "0 s",
+        "8 s",
+        "100 s",
+        "3 min",
+        "2 h 03 min",
+        "11 d 13 h",
+    ]
 
 
 def events() -> list[Event]:

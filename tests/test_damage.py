@@ -28,7 +28,6 @@ from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, is_sealed, sealing
 from bertworks.io.text_files import IssueCounter
 from bertworks.retrieval.index import Index
-from bertworks.retrieval.store import MANIFEST
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import phase_batches
 from bertworks.text import shards as shards_module
@@ -85,11 +84,8 @@ def damage(folder: Path, draw: random.Random) -> str:
     return f"{kind} {path.name}"
 
 
-def check_all(
-    whole: Path, work: Path, read: Callable[[Path], Outcome], count: int, seed: int, *, hashed: bool = True
-) -> None:
-    """Damage a copy of a folder `count` times: each time the result is the same, or there is an error or a note.
-    hashed: False: there is no traceback, but the result may be another one."""
+def check_all(whole: Path, work: Path, read: Callable[[Path], Outcome], count: int, seed: int) -> None:
+    """Damage a copy of a folder `count` times: each time the result is the same, or there is an error or a note."""
     shutil.copytree(whole, work)
     truth, notes = read(work)
     assert not notes
@@ -106,16 +102,16 @@ def check_all(
         try:
             result, notes = read(work)
         except BertworksError as error:
-            if hashed and not (error.where and error.hint):
+            if not (error.where and error.hint):
                 raise AssertionError(f"{what}: names no file, or no way out: {error!r}") from error
             refused += 1
             continue
         except Exception as error:
             raise AssertionError(f"{what}: a traceback: {error!r}") from error
         noted += bool(notes)
-        assert notes or result == truth or not hashed, f"{what}: silent"
-        assert result == truth or not hashed, f"{what}: noted, but wrong"
-    assert refused + noted > count / (3 if hashed else 6)
+        assert notes or result == truth, f"{what}: silent"
+        assert result == truth, f"{what}: noted, but wrong"
+    assert refused + noted > count / 3
 
 
 @pytest.fixture(autouse=True)
@@ -166,9 +162,7 @@ def test_shards_of_older_versions(count: int, shards: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("count", [150, *MORE])
-@pytest.mark.parametrize("hashed", [True, False])
-def test_an_index(hashed: bool, count: int, model: Path, tmp_path: Path) -> None:
-    """hashed: False: one of an older version, without checksums."""
+def test_an_index(count: int, model: Path, tmp_path: Path) -> None:
     made, source = Index.create(tmp_path / "idx", model, device="cpu"), open_model(model, "cpu")
     made.add(["good film", "sad dogs", "Anna lives in Oslo"], ids=["a", "b", "c"], fields=[{"n": 1}, {}, {}])
     made.add(["the men heard music last night", "story of this town"], ids=["d", "e"])
@@ -182,12 +176,10 @@ def test_an_index(hashed: bool, count: int, model: Path, tmp_path: Path) -> None
             ways.append({"ranking": "dense", "approximate": True})
         return [opened.search(query, **way) for query in queries for way in ways], []
 
-    graph = hashed and find_spec("faiss") is not None
+    graph = find_spec("faiss") is not None
     if graph:
         made.build_graph()
-    if not hashed:
-        old_index(tmp_path / "idx")
-    check_all(tmp_path / "idx", tmp_path / "work", read, count, seed=3, hashed=hashed)
+    check_all(tmp_path / "idx", tmp_path / "work", read, count, seed=3)
 
 
 @pytest.mark.parametrize("count", [100, *MORE])
@@ -368,30 +360,6 @@ def test_an_older_manifest_with_wrong_values(values: dict[str, Any], shards: Pat
     (shards / "manifest.json").write_text(json.dumps(content | values))
     with pytest.raises(BertworksError, match="the manifest is damaged"):
         Shards.open(shards)
-
-
-def old_index(folder: Path, **values: Any) -> None:
-    content = json.loads((folder / MANIFEST).read_text())
-    del content["files"], content["sha256"]
-    (folder / MANIFEST).write_text(json.dumps(content | {"format": 1} | values))
-
-
-def test_an_older_index_gets_checksums(model: Path, tmp_path: Path) -> None:
-    index = Index.create(tmp_path / "idx", model, device="cpu")
-    index.add(["good film", "sad dogs"])
-    index.verify()
-    old_index(index.folder)
-    older = Index(index.folder, device="cpu")
-    assert older.search("dogs") == index.search("dogs")
-    with pytest.raises(BertworksError, match="without checksums") as caught:
-        older.verify()
-    command = str(caught.value.hint).split(" writes")[0].split()[1:]
-    assert main(command) == 0
-    Index(index.folder).verify()
-    assert Index(index.folder, device="cpu").search("dogs") == index.search("dogs")
-    old_index(index.folder, fingerprint={"max_length": {}})
-    with pytest.raises(BertworksError, match="the manifest of the index is damaged"):
-        Index(index.folder)
 
 
 # --- --verify

@@ -28,8 +28,9 @@ from bertworks.batching.features import Featurizer
 from bertworks.cli.main import main
 from bertworks.datasets.schema import Item, Schema, TaskType
 from bertworks.errors import BertworksError, UsageError
+from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.dataset_report import DatasetReport, Finding, Lengths, check_file, count_labels, make_dataset_report
+from bertworks.runs.dataset_report import DatasetReport, Lengths, check_file, count_labels, make_dataset_report
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 WRITERS = {
@@ -128,9 +129,9 @@ def test_copies_leaks_and_conflicts_are_reported_with_their_rows() -> None:
              item(4, "pos", "a bad film")]  # fmt: skip
     dev = [item(1, "neg", "a good film", file="dev.csv"), item(2, "neg", "a poor film", file="dev.csv")]
     found = looked(train, dev)
-    assert found.copies == Finding(2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"])
-    assert found.leaked == Finding(1, ["dev.csv:1 = train.csv:1"])
-    assert found.conflicts.rows == 2
+    assert found.copies == IssueCounter(2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"])
+    assert found.leaked == IssueCounter(1, ["dev.csv:1 = train.csv:1"])
+    assert found.conflicts.count == 2
     assert found.conflicts.places[0] == "train.csv:4 and train.csv:2: 'pos' and 'neg'"
     assert warnings_of(found, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)")
     assert warnings_of(found, "no model can predict both")
@@ -139,21 +140,21 @@ def test_copies_leaks_and_conflicts_are_reported_with_their_rows() -> None:
 def test_copies_within_dev_are_no_leak() -> None:
     train = [item(1, "pos", "a good film"), item(2, "neg", "a bad film")]
     dev = [item(n, "pos", "a fine film", file="dev.csv") for n in (1, 2)]
-    assert looked(train, dev).leaked == Finding()
+    assert looked(train, dev).leaked == IssueCounter()
 
 
 def test_capitals_make_a_difference_where_the_model_sees_them() -> None:
     train, dev = [item(1, "pos", "Film"), item(2, "neg", "film")], [item(1, "pos", "FILM", file="dev.csv")]
     cased = train_vocabulary(["Film film FILM"] * 5, VocabularyConfig(size=40, lowercase=False))[0]
-    assert looked(train, dev, t=cased).copies.rows == 0
-    assert looked(train, dev).leaked.rows == looked(train, dev).copies.rows == 1
+    assert looked(train, dev, t=cased).copies.count == 0
+    assert looked(train, dev).leaked.count == looked(train, dev).copies.count == 1
 
 
 def test_a_question_may_have_several_answers() -> None:
     train = [item(1, ((0, "Anna"),), "who ?", "Anna lives"), item(2, ((5, "lives"),), "who ?", "Anna lives")]
     found = looked(train, train[:1], "qa")
-    assert found.copies.rows == 1
-    assert found.conflicts.rows == 0
+    assert found.copies.count == 1
+    assert found.conflicts.count == 0
 
 
 @pytest.mark.parametrize("task", ["classification", "tagging", "spans", "qa"])
@@ -305,4 +306,4 @@ def test_rows_of_a_cross_validation_are_counted_once(tmp_path: Path) -> None:
     found = check_file(data, model=write_model(tmp_path / "model"))
     assert (found.train, found.dev, sum(found.lengths.counts)) == (90, 60, 90)
     assert "90 in train, 60 of them evaluated" in str(found)
-    assert not found.leaked.rows
+    assert not found.leaked.count

@@ -45,7 +45,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.data_splits import divide, read_data
 from bertworks.runs.finetune import finetune_events
-from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
+from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
@@ -483,10 +483,8 @@ def test_f1_is_for_two_classes(model: Path, tmp_path: Path) -> None:
 
 def test_frozen_settings_change_what_they_say(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 60)
-    settings = ("class_weights=balanced", "label_smoothing=0.1", "reinitialized_layers=1", "optimizer.layer_decay=0.5")
+    settings = ("class_weights=balanced", "label_smoothing=0.1", "optimizer.layer_decay=0.5")
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", *settings))
-    with pytest.raises(BertworksError, match="the model has 2"):
-        run(data, tmp_path / "more", model, overrides=(*FAST, "epochs=1", "reinitialized_layers=3"))
 
 
 def work_for(data: Path, model: Path, *overrides: str) -> FinetuneJob:
@@ -510,19 +508,6 @@ def test_a_label_that_never_occurs_weighs_one() -> None:
         [Example(np.array([1]), np.zeros(1, int), {"task": Target(np.array([0]), np.array([n]))})] for n in (0, 0, 0, 2)
     ]
     assert balanced_weights(units, 3) == (pytest.approx(4 / 9), 1.0, pytest.approx(4 / 3))
-
-
-def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: Path) -> None:
-    work = work_for(write_reviews(tmp_path / "r.csv", 40), model, "reinitialized_layers=1")
-    learned = {name: value + 0.5 for name, value in work.model.state.items()}
-    work.model = work.model._replace(state=learned)
-    begun = work.begin()[0].state_dict()
-    learned[TOKEN_EMBEDDING_KEY] = work.vocab_subset.rows(learned[TOKEN_EMBEDDING_KEY])
-    kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}
-    again = {name for name in begun if name.startswith(("encoder.blocks.1.", "pooler."))}
-    assert kept == {name for name in begun if name.startswith("encoder.")} - again
-    assert begun["encoder.blocks.1.attention_norm.weight"].eq(1).all()
-    assert begun["encoder.blocks.1.attention_norm.bias"].eq(0).all()
 
 
 def test_the_dropout_of_a_training_is_not_one_of_the_model(model: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, normalized
+from bertworks.io.binary_files import json_sha256
 from bertworks.io.tables import ReadOptions
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
@@ -224,17 +225,23 @@ def test_vectors_of_two_models_never_meet(index: Index, model: Path, tmp_path: P
     assert ids(Index(index.folder, model=moved, device="cpu")) == ids(index)
 
 
-GOOD = {"format": 1, "model": "", "fingerprint": {}, "dimension": 32}
+GOOD = {"format": 2, "model": "", "fingerprint": {}, "dimension": 32}
 
 
 @pytest.mark.parametrize(
     "damage",
-    [{}, {"format": 1}, {**GOOD, "model": 3}, {**GOOD, "segments": {"../a": ""}}, {**GOOD, "segments": {"a": ""}}],
-)
+    [
+        {}, {"format": 1}, {"format": 2}, {**GOOD, "model": 3}, {**GOOD, "segments": {"../a": ""}},
+        {**GOOD, "segments": {"a": ""}}, {**GOOD, "fingerprint": {"max_length": {}}},
+    ],
+)  # fmt: skip
 def test_damaged_ones_are_said_to_be_so(damage: dict, index: Index):
-    (index.folder / MANIFEST).write_text(json.dumps(damage))
-    with pytest.raises(BertworksError):
+    """Also those with the sha256 of their content."""
+    (index.folder / MANIFEST).write_text(json.dumps(damage | {"sha256": json_sha256(damage)}))
+    with pytest.raises(BertworksError, match="another version" if damage.get("format") != 2 else "is damaged"):
         Index(index.folder)
+    (index.folder / MANIFEST).write_text(json.dumps(GOOD | {"sha256": json_sha256(GOOD)}))
+    assert len(Index(index.folder)) == 0
 
 
 def test_damaged_segments(index: Index):

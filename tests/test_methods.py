@@ -182,7 +182,7 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
                 next(stream)
         except StopIteration as end:
             chosen = end.value
-    assert [int(one.argmax()) for one in chosen.validated] == [1 - label for label in gold]
+    assert [int(one.argmax()) for one in chosen.validated[1]] == [1 - label for label in gold]
 
 
 def test_methods_that_do_not_apply(model: Path, tmp_path: Path) -> None:

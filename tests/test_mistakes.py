@@ -10,7 +10,7 @@ from sklearn.metrics import confusion_matrix
 
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.runs.task_metrics import NOTHING, confusion, counted, frequent, mistakes, paired
+from bertworks.inference.task_metrics import NOTHING, confusion, counted, frequent, mistakes, paired
 
 LABELS = ("a", "b", "c")
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")

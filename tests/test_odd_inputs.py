@@ -29,6 +29,7 @@ from bertworks.inference.decoding import Decoder
 from bertworks.inference.embed import Moments, embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.task_metrics import Mistake
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index
@@ -36,7 +37,6 @@ from bertworks.runs.data_splits import read_data
 from bertworks.runs.dataset_report import make_dataset_report
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.report import write_errors
-from bertworks.runs.task_metrics import Mistake
 from bertworks.text.tokenizer_pipeline import with_marks
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
@@ -226,8 +226,8 @@ def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path)
 
     job = FinetuneJob(make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu())
     found = make_dataset_report(job.data, job.train, job.dev, job.model.tokenizer, 64)
-    assert found.copies.rows
-    assert not found.conflicts.rows
+    assert found.copies.count
+    assert not found.conflicts.count
 
 
 def _cpu():

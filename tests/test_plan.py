@@ -74,8 +74,8 @@ def test_a_model_to_begin_with_keeps_its_shape():
 
 
 def test_titles_say_how_long():
-    assert choose_recipe(90, 1e11, 1).title == "BERT-tiny for 90 seconds"
-    assert choose_recipe(600, 1e3, 1).title == "BERT-tiny for 10 minutes"
+    assert choose_recipe(90, 1e11, 1).title == "BERT-tiny for 90 s"
+    assert choose_recipe(600, 1e3, 1).title == "BERT-tiny for 10 min"
 
 
 @pytest.mark.parametrize("seconds", [30, 600, 36000])
@@ -100,7 +100,7 @@ def test_one_phase_gets_all():
 
 
 def test_a_budget_for_much_less_than_a_step_of_each_phase_is_refused():
-    with pytest.raises(UsageError, match="a step of 256 x 64 tokens takes 5 minutes") as error:
+    with pytest.raises(UsageError, match="a step of 256 x 64 tokens takes 5 min") as error:
         fit_steps(recipe_with((1, 256, 32), (1, 256, 64)), 60, [60.0, 300.0])
     assert "--budget 28m" in error.value.hint
     assert "--set train.phases.1.batch_size=32" in error.value.hint

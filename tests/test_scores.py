@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,15 @@ import seqeval.metrics
 import seqeval.scheme
 import sklearn.metrics
 from hypothesis import given, settings, strategies as st
-from schemes import Scheme, convert_tags, tagging_per_type
+from schemes import Scheme, convert_tags, tag_spans, tagging, tagging_per_type
 
+from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import BertworksError
-from bertworks.metrics import classification
+from bertworks.inference.task_metrics import compute_metrics
+from bertworks.metrics.classification import Span, count_spans, figures_by_type
 
 LABELS = ("cat", "dog", "owl")
 TAGS = ("O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y")
@@ -28,13 +33,22 @@ def halves(rows: Sequence[Sequence[tuple[str, str]]]) -> tuple[list[list[str]], 
     return [[a for a, _ in row] for row in rows], [[b for _, b in row] for row in rows]
 
 
+def scores(
+    task: TaskType, gold: Sequence[Any], predicted: Sequence[Any], labels: Sequence[str] = ()
+) -> dict[str, float]:
+    """The figures of predictions for texts."""
+    field = {"classification": "label", "multilabel": "labels", "regression": "value", "choice": "choice"}[task]
+    items = [Item(("a text",), label, f"row {n}") for n, label in enumerate(gold, 1)]
+    return compute_metrics(TaskConfig(task=task, labels=tuple(labels)), items, [{field: one} for one in predicted])
+
+
 # --- labels ---
 
 
 @given(pairs)
 def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
     gold, predicted = zip(*rows)
-    ours = classification.classification(gold, predicted, LABELS)
+    ours = scores("classification", gold, predicted, LABELS)
     theirs = sklearn.metrics.f1_score(gold, predicted, average="macro", zero_division=0.0)
     assert ours["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(gold, predicted))
     assert ours["macro_f1"] == pytest.approx(theirs)
@@ -42,7 +56,8 @@ def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
     assert ours["matthews_correlation"] == pytest.approx(theirs)
     assert "f1" not in ours
     counts = sklearn.metrics.confusion_matrix(gold, predicted, labels=LABELS)
-    table = classification.per_class(gold, predicted, LABELS)
+    rows = [([(0, 1, a)], [(0, 1, b)]) for a, b in rows]
+    table = figures_by_type(*count_spans(rows, LABELS))
     assert [row["support"] for row in table.values()] == counts.sum(1).tolist()
     assert [row["recall"] * row["support"] for row in table.values()] == pytest.approx(np.diag(counts))
     assert [row["precision"] for row in table.values()] == pytest.approx(np.diag(counts) / np.maximum(counts.sum(0), 1))
@@ -51,42 +66,28 @@ def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
 def test_two_labels_have_a_positive_one():
     """10 rows: 3 hits, 1 miss, 2 false alarms, 4 rightly left alone."""
     gold, predicted = "1111000000", "1110110000"
-    ours = classification.classification(gold, predicted, ("0", "1"))
+    ours = scores("classification", gold, predicted, ("0", "1"))
     assert ours["f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 2))
     assert ours["matthews_correlation"] == pytest.approx((3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5))
-    assert classification.classification(gold, predicted, ("1", "0"))["f1"] == pytest.approx(2 * 4 / (2 * 4 + 1 + 2))
+    assert scores("classification", gold, predicted, ("1", "0"))["f1"] == pytest.approx(2 * 4 / (2 * 4 + 1 + 2))
 
 
 @pytest.mark.parametrize("answer", ["0", "1"])
 def test_answers_that_are_all_the_same(answer: str):
-    ours = classification.classification("0011", answer * 4, ("0", "1"))
+    ours = scores("classification", "0011", answer * 4, ("0", "1"))
     assert ours == {
         "accuracy": 0.5,
         "macro_f1": pytest.approx(1 / 3),
         "matthews_correlation": 0.0,
         "f1": pytest.approx(2 / 3 if answer == "1" else 0.0),
     }
-    assert classification.classification("00", "00", ("0", "1"))["f1"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("gold", "predicted", "message"),
-    [
-        (["cat"], ["cat", "dog"], "2 predictions for 1 rows"),
-        ([], [], "nothing to score"),
-        (["cat", "cow"], ["cat", "cat"], "row 2: gold label 'cow' is none of: cat, dog, owl"),
-        (["cat", "dog"], ["Cat", "dog"], "row 1: predicted label 'Cat' is none of"),
-    ],
-)
-def test_what_cannot_be_classified(gold: list[str], predicted: list[str], message: str):
-    with pytest.raises(BertworksError, match=message):
-        classification.classification(gold, predicted, LABELS)
+    assert scores("classification", "00", "00", ("0", "1"))["f1"] == 0.0
 
 
 @given(st.lists(st.tuples(*[st.sets(st.sampled_from(LABELS))] * 2), min_size=1, max_size=12))
 def test_multilabel_is_that_of_scikit_learn(rows: list[tuple[set[str], set[str]]]):
     gold, predicted = zip(*rows)
-    ours = classification.multilabel(gold, predicted)
+    ours = scores("multilabel", gold, predicted)
     occurring = sorted(set().union(*gold, *predicted))
     assert ours["accuracy"] == sum(a == b for a, b in rows) / len(rows)
     if len(occurring) > 1:  # with fewer, scikit-learn takes the columns for something else
@@ -101,15 +102,15 @@ def test_multilabel_is_that_of_scikit_learn(rows: list[tuple[set[str], set[str]]
 
 def test_multilabel_at_its_edges():
     nothing = {"precision": 0.0, "recall": 0.0, "micro_f1": 0.0, "macro_f1": 0.0}
-    assert classification.multilabel([()], [()]) == {"accuracy": 1.0, **nothing}
-    assert classification.multilabel([("a",)], [()]) == {"accuracy": 0.0, **nothing}
-    assert classification.multilabel([("a", "b")], [["b", "a", "a"]])["accuracy"] == 1.0
+    assert scores("multilabel", [()], [()]) == {"accuracy": 1.0, **nothing}
+    assert scores("multilabel", [("a",)], [()]) == {"accuracy": 0.0, **nothing}
+    assert scores("multilabel", [("a", "b")], [["b", "a", "a"]])["accuracy"] == 1.0
 
 
 def test_choice():
-    assert classification.choice([0, 3, 2, 1], [0, 3, 1, 1]) == {"accuracy": 0.75}
+    assert scores("choice", [0, 3, 2, 1], [0, 3, 1, 1]) == {"accuracy": 0.75}
     with pytest.raises(BertworksError, match="nothing to score"):
-        classification.choice([], [])
+        scores("choice", [], [])
 
 
 # --- numbers ---
@@ -119,7 +120,7 @@ def test_regression_by_the_definitions():
     generator = np.random.default_rng(0)
     gold = generator.integers(0, 6, 200) / 5  # with ties
     predicted = gold + generator.normal(size=200)
-    ours = classification.regression(gold.tolist(), predicted.tolist())
+    ours = scores("regression", gold.tolist(), predicted.tolist())
     ranks = [[(np.sum(v < x) + np.sum(v <= x) + 1) / 2 for x in v] for v in (gold, predicted)]
     assert ours["pearson"] == pytest.approx(np.corrcoef(gold, predicted)[0, 1])
     assert ours["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1])
@@ -128,21 +129,19 @@ def test_regression_by_the_definitions():
 
 @pytest.mark.parametrize("values", [([1.0, 2, 3], [2.5, 2.5, 2.5]), ([4.0, 4.0], [1.0, 2.0]), ([1.0], [2.0])])
 def test_no_correlation_where_nothing_varies(values: tuple[list[float], list[float]]):
-    ours = classification.regression(*values)
+    ours = scores("regression", *values)
     assert (ours["pearson"], ours["spearman"]) == (0.0, 0.0)
     assert ours["rmse"] > 0
 
 
 def test_answers_that_are_nearly_the_same():
-    assert classification.regression([1.0, 2.0, 3.0], [7.0, 7.0, 7.0 + 1e-15])["spearman"] == pytest.approx(
-        math.sqrt(0.75)
-    )
+    assert scores("regression", [1.0, 2.0, 3.0], [7.0, 7.0, 7.0 + 1e-15])["spearman"] == pytest.approx(math.sqrt(0.75))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number(value: float):
     with pytest.raises(BertworksError, match=f"row 2: target 2.0, prediction {value}"):
-        classification.regression([1.0, 2.0], [1.0, value])
+        scores("regression", [1.0, 2.0], [1.0, value])
 
 
 # --- tags ---
@@ -169,7 +168,7 @@ def conlleval(gold: list[list[str]], predicted: list[list[str]]) -> tuple[int, i
 @given(tagged)
 def test_tagging_is_that_of_conlleval(rows: list[list[tuple[str, str]]]):
     gold, predicted = halves(rows)
-    ours = classification.tagging(gold, predicted)
+    ours = tagging(gold, predicted)
     right, found, there = conlleval(gold, predicted)
     assert ours["precision"] == right / max(found, 1)
     assert ours["recall"] == right / max(there, 1)
@@ -183,7 +182,7 @@ def test_tagging_is_that_of_conlleval(rows: list[list[tuple[str, str]]]):
 @given(tagged)
 def test_tagging_is_that_of_seqeval(rows: list[list[tuple[str, str]]]):
     gold, predicted = halves(rows)
-    ours = classification.tagging(gold, predicted)
+    ours = tagging(gold, predicted)
     for name in ("precision", "recall", "f1"):
         theirs = getattr(seqeval.metrics, f"{name}_score")(gold, predicted, zero_division=0)
         assert ours[name] == pytest.approx(theirs)
@@ -197,7 +196,7 @@ def test_tagging_is_that_of_seqeval(rows: list[list[tuple[str, str]]]):
 
 
 @st.composite
-def entities(draw: st.DrawFn) -> tuple[int, list[classification.Span]]:
+def entities(draw: st.DrawFn) -> tuple[int, list[Span]]:
     """A number of words and entities that do not overlap."""
     found, place = [], 0
     for gap, length, kind in draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from("XY")))):
@@ -207,13 +206,13 @@ def entities(draw: st.DrawFn) -> tuple[int, list[classification.Span]]:
 
 
 @given(entities(), st.sampled_from(list(SCHEMES)), st.sampled_from(list(SCHEMES)))
-def test_schemes_say_the_same(drawn: tuple[int, list[classification.Span]], first: Scheme, second: Scheme):
+def test_schemes_say_the_same(drawn: tuple[int, list[Span]], first: Scheme, second: Scheme):
     length, there = drawn
     plain = ["O"] * length
     for start, end, kind in there:
         plain[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
     tags = convert_tags(plain, first)
-    assert classification.tag_spans(tags) == there
+    assert tag_spans(tags) == there
     strict = seqeval.scheme.Entities([tags], SCHEMES[first]).entities[0]
     assert [(e.start, e.end, e.tag) for e in strict] == there, "it is valid by the letter of the scheme"
     assert convert_tags(convert_tags(tags, second), first) == tags
@@ -237,20 +236,22 @@ def test_schemes_by_example(tags: str, scheme: Scheme, expected: str):
 
 @pytest.mark.parametrize("tag", ["X", "PER", "", "B-", "O-PER", "X-PER"])
 def test_what_is_no_tag(tag: str):
-    with pytest.raises(BertworksError, match="these tags mark no entities"):
-        classification.tag_spans(["O", tag])
+    assert tag_scheme(("O", tag)) is None
 
 
 def test_a_word_without_a_tag():
     with pytest.raises(BertworksError, match="sentence 2: 1 predicted tags for 2 words"):
-        classification.tagging([["O"], ["O", "O"]], [["O"], ["O"]])
+        tagging([["O"], ["O", "O"]], [["O"], ["O"]])
 
 
 def test_spans_are_right_as_a_whole():
     gold = [[(0, 5, "person"), (9, 14, "place")], [(3, 4, "place")]]
     predicted = [[(0, 5, "person"), (9, 13, "place"), (9, 14, "person")], []]
-    assert classification.spans(gold, predicted) == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
-    assert classification.spans_per_type(gold, predicted) == {
+    items = [Item(("a text",), spans, "row") for spans in gold]
+    answers = [{"entities": [dict(zip(("start", "end", "type"), one)) for one in spans]} for spans in predicted]
+    figures = compute_metrics(TaskConfig(task="spans"), items, answers)
+    assert figures == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
+    assert figures_by_type(*count_spans(list(zip(gold, predicted, strict=True)))) == {
         "person": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1.0},
         "place": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2.0},
     }
@@ -263,6 +264,6 @@ def test_real_sentences(file: str, entities: int, data_folder: Path):
     gold = [row.values["tags"] for row in RowReader(data_folder / "ner" / file)]
     blank = [["O"] * len(tags) for tags in gold]
     for scheme in SCHEMES:
-        ours = classification.tagging(gold, [convert_tags(tags, scheme) for tags in gold])
+        ours = tagging(gold, [convert_tags(tags, scheme) for tags in gold])
         assert (ours["precision"], ours["recall"], ours["f1"]) == (1.0, 1.0, 1.0)
     assert sum(row["support"] for row in tagging_per_type(gold, blank).values()) == entities

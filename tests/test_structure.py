@@ -44,7 +44,7 @@ ALSO = {  # what single modules may import
     "interop.push": "huggingface_hub",
     "metrics.classification": "scipy",
     "metrics.intervals": "numpy scipy",
-    "runs.task_metrics": "numpy scipy torch",
+    "inference.task_metrics": "numpy scipy torch",
     "training.linear_head": "numpy sklearn torch",
     "retrieval.store": "faiss",
     "runs.baselines": "scipy sklearn",

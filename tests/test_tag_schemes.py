@@ -10,7 +10,7 @@ import seqeval.metrics
 import seqeval.scheme
 from fine import FILLER, PEOPLE, PLACES
 from hypothesis import given, settings, strategies as st
-from schemes import Scheme, convert_tags
+from schemes import Scheme, convert_tags, tag_spans, tagging
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.datasets.annotations import tag_scheme
@@ -18,7 +18,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
-from bertworks.metrics.classification import Span, tag_spans, tagging
+from bertworks.metrics.classification import Span
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 
@@ -76,10 +76,9 @@ def test_invalid_sequences_are_read_as_those_of_iobes(data: st.DataObject, schem
     names = ["O", *(f"{letter}-{kind}" for letter in LETTERS[scheme] for kind in ("PER", "LOC"))]
     rows = data.draw(st.lists(st.lists(st.tuples(*[st.sampled_from(names)] * 2), max_size=9), min_size=1, max_size=3))
     gold, predicted = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
-    known = tag_scheme(tuple(names))
-    assert known is not None
+    assert tag_scheme(tuple(names)) is not None
     for tags in (*gold, *predicted):
-        found = tag_spans(tags, known)
+        found = tag_spans(tags, names)
         as_iobes = [tag if tag == "O" else tag[0].translate(TO_IOBES) + tag[1:] for tag in tags]
         assert [(kind, start, end - 1) for start, end, kind in found] == get_entities(as_iobes)
         if scheme in STRICT:
@@ -87,7 +86,7 @@ def test_invalid_sequences_are_read_as_those_of_iobes(data: st.DataObject, schem
             assert {(entity.start, entity.end, entity.tag) for entity in strict} <= set(found)
     translated = [[[tag if tag == "O" else tag[0].translate(TO_IOBES) + tag[1:] for tag in tags] for tags in side]
                   for side in (gold, predicted)]  # fmt: skip
-    ours = tagging(gold, predicted, known)
+    ours = tagging(gold, predicted, names)
     for name in ("precision", "recall", "f1"):
         theirs = getattr(seqeval.metrics, f"{name}_score")(*translated, zero_division=0)
         assert ours[name] == pytest.approx(theirs)

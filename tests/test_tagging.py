@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fine import FILLER, PEOPLE, PLACES, tokenizer, write_conll, write_multilabel, write_reviews
 from hypothesis import given, settings, strategies as st
-from schemes import Scheme, convert_tags
+from schemes import Scheme, convert_tags, tag_spans, tagging
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.batching.features import Featurizer
@@ -30,8 +30,6 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import folder_lock
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
-from bertworks.metrics import classification
-from bertworks.metrics.classification import tag_spans
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=8", "patience=0", "precision=fp32")
@@ -101,11 +99,11 @@ def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path,
               "BILOU": {"U-place", "U-person", "B-person", "L-person"},
               "BMES": {"S-place", "S-person", "B-person", "E-person"}}[scheme]  # fmt: skip
     assert {tag for tags in sentences for tag in tags} == {*labels, "O"}
-    figures = classification.tagging(gold, sentences)
+    figures = tagging(gold, sentences)
     assert figures["f1"] >= 0.9
     others = [[convert_tags(tags, "IOB2") for tags in part] for part in (gold, sentences)]
     for name in ("precision", "recall", "f1"):
-        assert classification.tagging(*others)[name] == figures[name]
+        assert tagging(*others)[name] == figures[name]
     (answer,) = Predictor(tmp_path / "out", device="cpu").predict(["the film was a Anna Boris in"])
     assert [(entity["type"], entity["text"]) for entity in answer["entities"]] == [("person", "Anna Boris")]
 

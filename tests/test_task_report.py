@@ -190,7 +190,7 @@ def test_the_headline_is_the_score_with_its_interval_and_the_best_simple_method(
     folder = run_folder(tmp_path)
     page = page_of(folder, result(baselines=comparison(f"worse {ATTACK}")))
     nesting(page)
-    headline = "Accuracy on dev 80.0% (70.0 to 90.0); bag of words 75.0% (65.0 to 85.0)"
+    headline = "Accuracy on dev 80.0% (70.0 to 90.0%); bag of words 75.0% (65.0 to 85.0%)"
     assert f'<p class="headline">{headline}</p>\n<p class="warning">worse &lt;script&gt;' in page.replace(
         "</p><p", "</p>\n<p"
     )
@@ -227,5 +227,5 @@ def test_many_fine_tunings_have_one_page(tmp_path: Path) -> None:
     assert ATTACK not in page
     for n in range(3):
         assert f'<td class="quiet">seed-{n}</td>' in page
-    assert page.count("bag of words 75.0% (65.0 to 85.0)") == page.count("60 s") == 3
+    assert page.count("bag of words 75.0% (65.0 to 85.0%)") == page.count("60 s") == 3
     assert page.count("<circle") == 3

@@ -26,7 +26,7 @@ def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
     c = OptimizerConfig(learning_rate=1e-3, warmup=0.5)
     optimizer = make_optimizer(model, c)
     stream = ExampleStream(Numbers(50), Masker(MaskingConfig(), 4, np.ones(1000, bool)))
-    batches = Batches(stream, 13, 3, rank, world_size)
+    batches = Batches(stream, 13, 40, rank, world_size)  # one process may have more micro-batches than the other
     result = {}
     for step in train(model, optimizer, batches, c, 4):
         for name, mean in step.read().items():

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,29 +100,24 @@ def collate(examples: Sequence[Example]) -> Batch:
     return Batch(join([e.input_ids for e in examples]), layout, join([e.token_type_ids for e in examples]), targets)
 
 
+ExampleGroup = Sequence[Example]  # sequences that are evaluated together: one, or the choices of one item
+
+
 @dataclass(frozen=True)
 class Batches:
     """`batches(n)` is what this process computes in step n: its part of the same `batch_size` sequences, sorted by
-    length (so that little is padded) and divided into micro-batches. Every process has the same number of them, none
-    empty; their sizes differ by at most one sequence. There are at most as many processes as sequences.
+    length (so that little is padded) and divided into micro-batches. There are at most as many processes as sequences.
     """
 
     stream: ExampleStream
     batch_size: int  # sequences in a step, over all processes
-    micro_batch_size: int  # largest number of sequences
+    micro_batch_tokens: int  # the largest number, with padding; one sequence may have more
     rank: int = 0
     world_size: int = 1
 
     def __call__(self, n: int) -> list[Batch]:
         numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[self.rank :: self.world_size]
-        examples = sorted((self.stream[i] for i in numbers), key=lambda e: len(e.input_ids))
-        largest_part = -(-self.batch_size // self.world_size)
-        parts = min(-(-largest_part // self.micro_batch_size), self.batch_size // self.world_size)
-        edges = [len(examples) * p // parts for p in range(parts + 1)]
-        return [collate(examples[start:end]) for start, end in pairwise(edges)]
-
-
-ExampleGroup = Sequence[Example]  # sequences that are evaluated together: one, or the choices of one item
+        return list(token_budget_batches([[self.stream[i]] for i in numbers], self.micro_batch_tokens))
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def task(
         bertworks evaluate task MODEL test.csv
         bertworks evaluate task MODEL test.csv --errors errors.csv
     """
-    from bertworks.runs.task_metrics import format_metrics
+    from bertworks.inference.task_metrics import format_metrics
 
     refuse_existing(errors, overwrite)
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision, "on_note": console.say}

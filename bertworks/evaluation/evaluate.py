@@ -34,17 +34,16 @@ from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import is_better, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.task_metrics import bounded, compute_metrics, task_results
 from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
-from bertworks.metrics.classification import Scores, regression
-from bertworks.metrics.intervals import bootstrap_interval, groups_or_rows, mean_sums
+from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.encoder import Pooling
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
-from bertworks.runs.task_metrics import bounded, compute_metrics, task_results
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
@@ -107,7 +106,7 @@ def evaluate_squad(
     intervals, groups = {}, groups_or_rows(contexts)
     for name in ("exact", "f1"):
         metric = mean_sums([getattr(score, name) for score in each])
-        interval = bounded(bootstrap_interval(metric, groups), metric.value, len(set(groups)), name)
+        interval = bounded(middle(resampled(metric, groups)), metric.value, len(set(groups)), name)
         intervals[name] = [100 * end for end in interval]
     result = {**scores, "version": version, "unit": f1_unit, "intervals": intervals}
     return result | {"missing_ids": missing, "unknown_ids": unknown}
@@ -223,11 +222,11 @@ def evaluate_sts(
     blocks = (first, second) if learn_from is None else vectors_of_file(embedder, learn_from)
     moments = Moments(embedder.dimension, blocks)
 
-    def scores(kind: Whitening) -> Scores:
+    def scores(kind: Whitening) -> dict[str, float]:
         ends = (first, second) if kind == "none" else map(moments.whitener(kind), (first, second))
         a, b = map(normalized, ends)
-        result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
-        return {name: result[name] for name in ("pearson", "spearman")}
+        sums = correlations([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
+        return {name: sums[name].value for name in ("pearson", "spearman")}
 
     result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
@@ -330,15 +329,9 @@ def _labelled(
 
 
 def evaluate_blimp(
-    model: str | Path,
-    data: str | Path,
-    *,
-    output: str | Path | None = None,
-    sample: int = 0,
-    within_word: bool = False,
-    device: str = "auto",
-    precision: Precision = "fp32",
-) -> Iterator[Event]:
+    model: str | Path, data: str | Path, *, output: str | Path | None = None, sample: int = 0,
+    within_word: bool = False, device: str = "auto", precision: Precision = "fp32",
+) -> Iterator[Event]:  # fmt: skip
     """BLiMP (Warstadt et al. 2020): the fraction of minimal pairs in which the good sentence scores strictly higher
     than the bad one: by paradigm (UID), by phenomenon, and the mean over paradigms. Equal scores are errors. The fields
     of the last event are the result.

@@ -19,13 +19,13 @@ from bertworks.errors import BertworksError, UsageError, as_path, names_of
 from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
+from bertworks.inference.task_metrics import row_sums
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import Interval, resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
-from bertworks.runs.task_metrics import compute_metrics, row_sums
 from bertworks.runs.trials import interval_of_trials, plan_trials, run_trials
 
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
@@ -223,9 +223,9 @@ def _figures(
         for trial in trials:
             predictor = Predictor(folder / str(trial["folder"]), device=device)
             d, answers = predictor.description, [answer for _, answer in predictor.answers(rows)]
-            metrics = compute_metrics(d, rows, answers)
-            scores.append({name: metrics[name] for name in task.metrics})
-            samples.append(resampled(row_sums(d, rows, answers, task.metrics[0])))
+            sums = row_sums(d, rows, answers)
+            scores.append({name: sums[name].value for name in task.metrics})
+            samples.append(resampled(sums[task.metrics[0]]))
         done = [{**trial, "score": one[task.metrics[0]], "rows": len(rows)} for trial, one in zip(trials, scores)]
         intervals[task.column(other)] = interval_of_trials(done, samples)
     about["metrics"] = list(task.metrics)

@@ -138,16 +138,9 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judg
 
 
 def evaluate_retrieval(
-    data: str | Path,
-    model: str | Path = "minilm",
-    *,
-    pooling: Pooling | None = None,
-    max_length: int | None = None,
-    language: str | None = None,
-    rerank: str | Path | None = None,
-    keep_identical: bool = False,
-    device: str = "auto",
-) -> Iterator[Event]:
+    data: str | Path, model: str | Path = "minilm", *, pooling: Pooling | None = None, max_length: int | None = None,
+    language: str | None = None, rerank: str | Path | None = None, keep_identical: bool = False, device: str = "auto",
+) -> Iterator[Event]:  # fmt: skip
     """nDCG@10, mean average precision and recall over all queries of a test collection, for each ranking. The fields of
     the event "done" are `dense`, `bm25`, `hybrid` and, with `rerank`, `reranked`: figures by name.
 

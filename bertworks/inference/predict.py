@@ -24,7 +24,8 @@ from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_line
 from bertworks.errors import BertworksError, UsageError, as_path, names_of
 from bertworks.events import Event, no_notes
 from bertworks.inference.decoding import Answer
-from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
+from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor
+from bertworks.inference.task_metrics import predicted_label
 from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
 from bertworks.io.binary_files import SEAL, is_sealed, sealing
 from bertworks.io.processes import chunk_by_size
@@ -266,7 +267,8 @@ def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item
 def _compare(ours: Predictor, first: Iterator[Item | None]) -> Event:
     """How many predictions differ from those in fp32."""
     task, rows = ours.description.task, list(filter(None, islice(first, COMPARED)))
-    a, b = ([result_of(task, answer) for _, answer in predictor.answers(rows)] for predictor in (ours, ours.in_fp32()))
+    both = (predictor.answers(rows) for predictor in (ours, ours.in_fp32()))
+    a, b = ([predicted_label(task, answer) for _, answer in answers] for answers in both)
     if task == "regression":
         largest = max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
         text, fields = f"the first {len(rows)} values differ by up to {largest:.3f}", {"largest": largest}

@@ -5,10 +5,10 @@
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -21,15 +21,15 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, Schema, TaskType, items, label_of
+from bertworks.datasets.schema import Item, Schema, items, label_of
 from bertworks.datasets.values import answers_of
 from bertworks.errors import UsageError, as_path, listed, optional_import, some_names
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
+from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows
-from bertworks.metrics import classification, squad
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
@@ -37,17 +37,6 @@ from bertworks.training.task_heads import TaskModel
 
 AT_ONCE = 2048  # items that are read, sorted by length and computed together, or fewer
 CHARACTERS = 1 << 22  # if these have more characters
-_PARTS: Mapping[TaskType, tuple[str, ...]] = {  # of a prediction, that are always shown; the first is the result
-    "classification": ("label", "score"), "multilabel": ("labels",), "regression": ("value",), "tagging": ("tags",),
-    "spans": ("entities",), "qa": ("answer", "start", "end", "score"), "choice": ("choice", "score"),
-}  # fmt: skip
-
-
-_METRICS: Mapping[TaskType, tuple[str, Callable[[Any, Any], Mapping[str, float]]]] = {  # of `Predictor.score`
-    "classification": ("accuracy", classification.choice), "choice": ("accuracy", classification.choice),
-    "multilabel": ("micro_f1", classification.multilabel), "regression": ("spearman", classification.regression),
-    "spans": ("f1", classification.spans),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,7 +60,7 @@ class OutputFields:
         Raises:
             UsageError: several labels or answers, and the task has one.
         """
-        parts = _PARTS[d.task]
+        parts = tuple(TASKS[d.task]["shown"])
         if raw:
             parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
@@ -100,12 +89,6 @@ class OutputFields:
         if "choice" in shown:
             shown["choice"] += self.first_choice
         return {**{f"predicted_{part}": shown[part] for part in shown}, "truncated_tokens": features.num_truncated}
-
-
-def result_of(task: TaskType, answer: Answer) -> Any:
-    """The result of a prediction, without its scores."""
-    result = answer[_PARTS[task][0]]
-    return [(part["start"], part["end"], part["type"]) for part in result] if task == "spans" else result
 
 
 class Predictor:
@@ -214,18 +197,12 @@ class Predictor:
             raise UsageError(f"{len(rows):,} texts and {len(values):,} labels", hint="give one label for each text")
         names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
         schema = Schema(task=d.task, text=d.text, labels=names, separator=d.separator, first_choice=d.first_choice or 0)
-        pairs = enumerate(zip(rows, values), 1)
-        gold = [label_of(value, "labels", item.texts, schema, f"label {number}") for number, (item, value) in pairs]
-        predicted = [result_of(d.task, answer) for _, answer in self.answers(rows)]
-        if d.task == "tagging":
-            return classification.tagging(gold, predicted, d.tag_scheme)["f1" if d.tag_scheme else "accuracy"]
-        if d.task == "qa":
-            unit = squad.f1_unit_of([item.texts[1] for item in rows])
-            rule = partial(squad.score_answer, version="1.1" if all(gold) else "2.0", unit=unit)
-            scores = [rule([text for _, text in one], answer).f1 for one, answer in zip(gold, predicted)]
-            return sum(scores) / len(scores)
-        metric, compute = _METRICS[d.task]
-        return compute(gold, predicted)[metric]
+        gold = [
+            item._replace(label=label_of(value, "labels", item.texts, schema, f"label {number}"))
+            for number, (item, value) in enumerate(zip(rows, values, strict=True), 1)
+        ]
+        figures = compute_metrics(d, gold, [answer for _, answer in self.answers(rows)])
+        return figures[metric_of(d.task, None, d.labels, d.bare_types)]
 
     def _items(self, texts: Any) -> list[Item]:
         """The argument of `predict` as items, checked."""

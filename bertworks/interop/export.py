@@ -28,10 +28,10 @@ from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor, copy_files
+from bertworks.inference.task_metrics import format_metrics
 from bertworks.io.atomic_write import refuse_not_empty, remove_leftovers, replacing_folder, write_json, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder
-from bertworks.runs.task_metrics import format_metrics
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import MultipleChoice, SpanExtraction, TaskModel
 

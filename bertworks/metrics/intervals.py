@@ -1,11 +1,11 @@
 """Confidence intervals of metrics, and of the difference between two predictions of the same rows; calibration.
 
 - `RowSums`: a metric as a function of sums over rows, so that thousands of resamples are a matrix product
-- `bootstrap_interval`: the percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of a metric
+- `resampled`, `middle`: the percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of a metric
 - `paired_difference`: the same of a difference, on the same resamples for both (Koehn 2004)
 - `wilson_interval`: of a fraction of independent rows (Wilson 1927)
 - `interval_of_mean`: of the mean of several trainings, over rows and seeds
-- `mean_sums`, `correlation_sums`, `COUNT_METRICS`: metrics as functions of sums
+- `ratio_sums`, `mean_sums`, `count_sums`, `correlations`: metrics as functions of sums
 - `fit_temperature`: one number by which logits are divided (Guo et al. 2017)
 - `confidences`: logits and gold labels -> probabilities, and what was right
 - `best_label_threshold`: of predictions with several labels
@@ -18,6 +18,7 @@ Rows that belong together (questions on a context, sentences of a document) are 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,13 +56,9 @@ class RowSums:
         return float(self.score(self.rows.sum(0, keepdims=True))[0])
 
 
-def bootstrap_interval(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Interval:
-    """The middle 95 % of the metric over SAMPLES resamples of the groups, which are single rows if there are none."""
-    return middle(resampled(metric, groups, seed))
-
-
 def resampled(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Array:
-    """The metric of SAMPLES resamples of the groups: the same resamples for equal groups and seeds."""
+    """The metric of SAMPLES resamples of the groups, which are single rows if there are none: the same resamples for
+    equal groups and seeds."""
     blocks = _resamples(len(metric.rows), groups, seed)
     return np.concatenate([metric.score(weights @ metric.rows) for weights in blocks])
 
@@ -82,17 +79,11 @@ def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Inter
 
 
 def paired_difference(metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()) -> tuple[float, Interval]:
-    """metric - other, on the same rows, and the interval of the difference.
-
-    Raises:
-        BertworksError: they have different numbers of rows.
-    """
-    if len(metric.rows) != len(other.rows):
-        raise BertworksError(f"{len(metric.rows):,} rows are compared with {len(other.rows):,}")
+    """metric - other, on the same rows, and the interval of the difference."""
     width = metric.rows.shape[1]
     rows = np.concatenate([metric.rows, other.rows], 1)
     both = RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
-    return both.value, bootstrap_interval(both, groups)
+    return both.value, middle(resampled(both, groups))
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:
@@ -125,29 +116,68 @@ def _resamples(count: int, groups: Sequence[Hashable], seed: int) -> Iterator[Ar
         left -= block
 
 
-def mean_sums(values: Sequence[float]) -> RowSums:
-    """The mean of a figure of each row."""
-    rows = np.stack([values, np.ones(len(values))], 1).astype(np.float64)
-    return RowSums(rows, lambda sums: sums[:, 0] / sums[:, 1])
-
-
-def _ratio(above: Array, below: Array) -> Array:
+def ratio(above: Array, below: Array) -> Array:
+    """The quotient; 0 where a division by zero would be."""
     return np.divide(above, below, out=np.zeros(np.broadcast(above, below).shape), where=below != 0)
 
 
-def correlation_sums(x: Array, y: Array) -> RowSums:
-    """The Pearson correlation of two numbers of each row, float64 [rows]; 0 if one is constant."""
+def ratio_sums(above: Sequence[float], below: Sequence[float]) -> RowSums:
+    """The ratio of the sums of two figures of each row."""
+    return RowSums(np.stack([above, below], 1).astype(np.float64), lambda sums: ratio(sums[:, 0], sums[:, 1]))
+
+
+def mean_sums(values: Sequence[float]) -> RowSums:
+    """The mean of a figure of each row."""
+    return ratio_sums(values, np.ones(len(values)).tolist())
+
+
+def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str, RowSums]:
+    """`pearson` and `spearman` correlation, 0 where all gold or all predicted numbers are equal; `rmse` (root of the
+    mean squared error). The ranks of `spearman` are those in all rows.
+
+    Raises:
+        BertworksError: a number that is not finite.
+    """
+    from scipy.stats import rankdata
+
+    numbers = np.array([gold, predicted], np.float64)
+    if len(wrong := np.flatnonzero(~np.isfinite(numbers.sum(0)))):
+        x, y = numbers[:, wrong[0]]
+        raise BertworksError(f"target {x}, prediction {y}: not a number", where=f"row {wrong[0] + 1}")
+    squares = mean_sums(np.square(numbers[0] - numbers[1]).tolist())
+    rmse = RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))
+    return {
+        "pearson": _correlation_sums(numbers),
+        "spearman": _correlation_sums(rankdata(numbers, axis=1)),
+        "rmse": rmse,
+    }
+
+
+def _correlation_sums(numbers: Array) -> RowSums:
+    """The Pearson correlation of two numbers of each row, [2, rows]."""
+    numbers = numbers - numbers[:, :1]  # equal numbers are 0 then, and have exactly no correlation
+    x, y = numbers - numbers.mean(1, keepdims=True)  # sums of squares around the mean lose no digits
     return RowSums(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], 1), _correlation)
 
 
 def _correlation(sums: Array) -> Array:
     n, x, y, xx, yy, xy = sums.T
-    return _ratio(n * xy - x * y, np.sqrt(np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y)))
+    return ratio(n * xy - x * y, np.sqrt(np.maximum(0, n * xx - x * x) * np.maximum(0, n * yy - y * y)))
+
+
+def count_sums(counts: Array) -> dict[str, RowSums]:
+    """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels]."""
+    rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
+
+    def of_sums(score: Callable[[Array], Array], sums: Array) -> Array:
+        return score(sums.reshape(len(sums), *shape))
+
+    return {name: RowSums(rows, partial(of_sums, score)) for name, score in _COUNT_METRICS.items()}
 
 
 def _macro_f1(counts: Array) -> Array:
     right, predicted, gold = counts.swapaxes(0, 1)
-    return _ratio(_ratio(2 * right, predicted + gold).sum(1), (predicted + gold > 0).sum(1))
+    return ratio(ratio(2 * right, predicted + gold).sum(1), (predicted + gold > 0).sum(1))
 
 
 def _matthews(counts: Array) -> Array:
@@ -155,14 +185,14 @@ def _matthews(counts: Array) -> Array:
     right, predicted, gold = counts.swapaxes(0, 1)
     rows = gold.sum(1)
     spread = [rows * rows - (side * side).sum(1) for side in (predicted, gold)]
-    return _ratio(right.sum(1) * rows - (predicted * gold).sum(1), np.sqrt(spread[0] * spread[1]))
+    return ratio(right.sum(1) * rows - (predicted * gold).sum(1), np.sqrt(spread[0] * spread[1]))
 
 
-COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {  # of counts (right, predicted, gold) [samples, 3, labels]
+_COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {  # of counts (right, predicted, gold) [samples, 3, labels]
     "macro_f1": _macro_f1, "matthews_correlation": _matthews,
-    "precision": lambda counts: _ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
-    "recall": lambda counts: _ratio(counts[:, 0].sum(1), counts[:, 2].sum(1)),
-    **dict.fromkeys(("f1", "micro_f1"), lambda c: _ratio(2 * c[:, 0].sum(1), c[:, 1:].sum((1, 2)))),
+    "precision": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
+    "recall": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 2].sum(1)),
+    **dict.fromkeys(("f1", "micro_f1"), lambda c: ratio(2 * c[:, 0].sum(1), c[:, 1:].sum((1, 2)))),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -25,7 +25,7 @@ from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json
 from bertworks.io.tables import as_json
 from bertworks.retrieval.ranking import Postings, hash_of, postings, words_state
 
-MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2  # format 1 had no checksums
+MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2
 NAMED = "named:"  # prefix of the fingerprint of a source with ids
 _DAMAGED = "make the index again: delete its folder and repeat the `bertworks index` command"
 _GRAPH_LINKS, _GRAPH_WIDTH = 32, 128  # links of each vector; minimum number of candidates during a search
@@ -64,6 +64,10 @@ class Manifest:
         return replace(self, files=kept | {name: file_sums(folder / name) for name in names})
 
 
+def _files_of(segments: Iterable[str]) -> list[str]:
+    return [f"{name}.{kind}" for name in segments for kind in ("safetensors", "jsonl")]
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index.
 
@@ -74,20 +78,19 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise BertworksError("no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {quoted(folder)}")
     content = read_json(path)
-    version = content.get("format")
-    if version not in (1, FORMAT):
+    if content.get("format") != FORMAT:
         raise BertworksError("an index of another version", where=str(path), hint=_DAMAGED)
     try:
-        if (version, "sha256" in content) != (1, False) and content["sha256"] != json_sha256(content):
-            raise ValueError
         m = Manifest(**{name: value for name, value in content.items() if name not in ("format", "sha256")})
         settings = {"pooling": str, "normalize": bool, "max_length": int, "language": str, "stemmer": str}
         is_valid = (
-            all(type(number) is int and number > 0 for number in (m.dimension, m.next_row, m.next_segment))
+            content["sha256"] == json_sha256(content)
+            and all(type(number) is int and number > 0 for number in (m.dimension, m.next_row, m.next_segment))
             and all(type(m.fingerprint.get(name)) in (kind, type(None)) for name, kind in settings.items())
             and isinstance(m.model, str) and isinstance(m.segments, dict)
             and all(name.isascii() and name.replace("-", "").isalnum() for name in m.segments)
             and list(m.segments)[: len(m.neighbours)] == list(m.neighbours)
+            and m.files.keys() >= {*_files_of(m.segments), *([GRAPH] if m.neighbours else ())}
         )  # fmt: skip
         if not is_valid:
             raise ValueError
@@ -169,8 +172,7 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
         BertworksError: it is missing or damaged.
     """
     path = folder / f"{name}.safetensors"
-    sums = {file: blocks for file, (_, blocks) in manifest.files.items()}
-    file, lines = (CheckedFile(p, sums.get(p.name), _DAMAGED) for p in (path, path.with_suffix(".jsonl")))
+    file, lines = (CheckedFile(folder / file, manifest.files[file][1], _DAMAGED) for file in _files_of([name]))
     tensors = read_tensors(path)
     start = 8 + int.from_bytes(file.content[:8].tobytes(), "little")
     file.check(0, start)
@@ -271,12 +273,8 @@ class Documents:
         """Compare the sha256 of every file. Without it, a block of 1 MiB is checked when it is first read.
 
         Raises:
-            BertworksError: a file has changed, or was written by a version without checksums.
+            BertworksError: a file has changed.
         """
-        if not self.manifest.segments.keys() <= {Path(name).stem for name in self.manifest.files}:
-            what = "this index is of an older version without checksums"
-            hint = f"bertworks index -o {quoted(self.folder)} --compact writes them"
-            raise BertworksError(what, where=str(self.folder), hint=hint)
         verify_files(self.folder, {name: digest for name, (digest, _) in self.manifest.files.items()}, _DAMAGED)
 
     def remove_strays(self) -> None:
@@ -303,7 +301,7 @@ class Documents:
             write_tensors(temporary, {key: torch.from_numpy(array) for key, array in arrays.items()}, {})
         segments = {**manifest.segments, name: ""}
         manifest = replace(manifest, segments=segments, next_segment=manifest.next_segment + 1)
-        return manifest.with_sums(self.folder, [f"{name}.safetensors", f"{name}.jsonl"])
+        return manifest.with_sums(self.folder, _files_of([name]))
 
     def without(self, ids: Sequence[str]) -> Manifest:
         """The manifest without the documents with these ids."""
@@ -366,8 +364,7 @@ class Documents:
             raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
         if self._graph[0] != covered:
             faiss, path = _faiss(), self.folder / GRAPH
-            if GRAPH in self.manifest.files:
-                verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}")
+            verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}")
             graph = None
             with suppress(RuntimeError):  # no file, or damage
                 graph = faiss.read_index(str(path))

@@ -25,14 +25,13 @@ from bertworks.batching.batch import Batch, ExampleGroup
 from bertworks.batching.features import Features
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.model_folder import Model, TaskConfig
-from bertworks.datasets.schema import TaskType
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
+from bertworks.inference.task_metrics import NAMES, TASKS, format_score, groups_of, interval_of, row_sums
 from bertworks.metrics.intervals import paired_difference
 from bertworks.models.encoder import Encoder, meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
-from bertworks.runs.task_metrics import NAMES, SHARES, groups_of, interval_of, row_sums
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
 from bertworks.training.linear_head import fit_linear_head
@@ -43,10 +42,6 @@ FINETUNED = "fine-tuned"
 OWN: Mapping[str, tuple[str, str]] = {  # by method: the name of the model in tables, and in sentences
     **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")), "frozen": ("linear head", "the linear head"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
-}  # fmt: skip
-TRIVIAL: Mapping[TaskType, str] = {  # the method that learns a constant
-    "classification": "most frequent label", "multilabel": "most frequent labels", "regression": "mean",
-    "tagging": "most frequent tag", "spans": "no entity", "qa": "no answer", "choice": "most frequent choice",
 }  # fmt: skip
 WORDS, FEATURES, FROZEN, COSINE, NEAREST, CHOICE = (
     "bag of words", "features of words", "frozen vectors", "cosine", "nearest sentence", "most similar choice",
@@ -127,7 +122,7 @@ def baseline_answers(
     if d.task == "qa":
         nothing: Answer = {"answer": "", "start": -1, "end": -1, "score": 1.0, "no_answer_margin": 0.0, "n_best": []}
         nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
-        return {TRIVIAL["qa"]: [nothing] * len(held_out), NEAREST: [*nearest]}
+        return {TASKS["qa"]["trivial"]: [nothing] * len(held_out), NEAREST: [*nearest]}
     found: Answers = {}
     learned, before = dict[str, list[str]](), 0
     for rest, rows in folds:
@@ -138,7 +133,7 @@ def baseline_answers(
             learned.setdefault(name, []).extend([f" of {len(some):,} rows"] * (len(some) < len(rest)))
         before += len(rows)
     constant = _trivial(train, sum(map(len, map(_targets, held_out))), d)
-    named: Answers = {TRIVIAL[d.task]: [*_decoded(d, held_out, constant)]}
+    named: Answers = {TASKS[d.task]["trivial"]: [*_decoded(d, held_out, constant)]}
     for name, answers in found.items():
         on = f" on {len(answers) - answers.count(None):,} rows" if None in answers else ""
         named[f"{name}{min(learned[name], default='')}{on}"] = answers
@@ -351,9 +346,9 @@ def compare_baselines(
     for name, found in answers.items():
         both = [(row.item, one, mine) for row, one, mine in zip(rows, found, own, strict=True) if one and mine]
         items, theirs, ours = (list(side) for side in zip(*both, strict=True))
-        score, interval = row_sums(d, items, theirs, metric), interval_of(d, items, theirs, metric)
-        difference, around = paired_difference(row_sums(d, items, ours, metric), score, groups_of(d, items))
-        shown = {"method": name, "score": score.value, "interval": interval}
+        score, mine = (row_sums(d, items, side)[metric] for side in (theirs, ours))
+        difference, around = paired_difference(mine, score, groups_of(d, items))
+        shown = {"method": name, "score": score.value, "interval": interval_of(d, items, score, metric)}
         methods.append(shown | {"difference": difference, "difference_interval": around})
     best = min(range(1, len(methods)), key=lambda n: methods[n]["difference"])
     verdict = _verdict(metric, methods[1], methods[best], OWN[method][1], tried)
@@ -363,18 +358,11 @@ def compare_baselines(
 def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
     """The comparison as a table in words, with heads."""
     metric, methods = compared["metric"], compared["methods"]
-    scores = [_with_interval(metric, one["score"], one["interval"]) for one in methods]
-    better = ["", *(_with_interval(metric, one["difference"], one["difference_interval"], "+") for one in methods[1:])]
+    scores = [format_score(metric, one["score"], one["interval"]) for one in methods]
+    better = ["", *(format_score(metric, one["difference"], one["difference_interval"], "+") for one in methods[1:])]
     own = OWN[compared.get("method", "full")][1]
     heads = ["method", f"{NAMES.get(metric, metric)} (95 %)", f"{own} is better by (95 %)"]
     return [heads, *map(list, zip((one["method"] for one in methods), scores, better, strict=True))]
-
-
-def _with_interval(metric: str, value: float, interval: Sequence[float], sign: str = "") -> str:
-    """sign: "+" for differences, which are in points if the metric is a fraction."""
-    width, factor = (".1f", 100) if metric in SHARES else (".3f", 1)
-    middle, low, high = (format(factor * x, sign + width) for x in (value, *interval))
-    return f"{middle}{'%' if factor > 1 and not sign else ''} ({low} to {high})"
 
 
 def _verdict(metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any], own: str, tried: Collection[str]) -> str:
@@ -384,7 +372,7 @@ def _verdict(metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any], o
         may = "has learned nothing" if trivial["difference"] <= 0 else "may have learned nothing"
         parts.append(f'WARNING: {own} {may}: it is not clearly better than "{trivial["method"]}"')
     if best["difference_interval"][0] <= 0:
-        shown = _with_interval(metric, best["difference"], best["difference_interval"], "+")
+        shown = format_score(metric, best["difference"], best["difference_interval"], "+")
         compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
         parts.append(f'{own} is {compared} "{best["method"]}": {NAMES.get(metric, metric)} {shown}')
         others = [*(method for name, method in _TRAINED.items() if best["method"].startswith(name)), "full"]

@@ -24,14 +24,15 @@ from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
+from bertworks.inference.task_metrics import TASKS, named_spans
 from bertworks.io.tables import Data, ReadOptions
+from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
-from bertworks.runs.task_metrics import TASKS, named_spans
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
 BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
-NUM_EXAMPLES = 2  # rows and words that are named
+NUM_EXAMPLES = 2  # words that are named
 SHOWN_LABELS = 8
 SAMPLE = 500  # texts that are searched for unknown words
 RARE = 10  # examples of a label; with fewer, little can be learned
@@ -39,17 +40,6 @@ FEW_DEV, FEW_TRAIN = 200, 100
 MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
 UNBALANCED = 5  # ratio of the most to the least frequent label
 MANY_UNKNOWN, MANY_PIECES = 0.005, 2.0  # as in `text.corpus_report`
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A number of rows, and examples of them in words."""
-
-    rows: int = 0
-    places: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return ", ".join(self.places) + ", ..." * (self.rows > len(self.places))
 
 
 @dataclass(frozen=True)
@@ -105,9 +95,9 @@ class DatasetReport:
     unit: str
     targets: dict[str, float]
     lengths: Lengths
-    copies: Finding
-    leaked: Finding
-    conflicts: Finding
+    copies: IssueCounter
+    leaked: IssueCounter
+    conflicts: IssueCounter
     unknown: float
     unknown_words: list[str]
     pieces: float
@@ -136,7 +126,7 @@ class DatasetReport:
             ("labels", self._label_lines()),
             ("lengths", self.lengths.lines()),
             ("vocabulary", [f"{self.pieces:.2f} tokens per word; {self.unknown:.2%} of them [UNK]{words}"]),
-            ("same texts", [f"{x.rows:,} {name}: {x}" for name, x in findings.items() if x.rows] or ["none"]),
+            ("same texts", [f"{name}: {x}" for name, x in findings.items() if x.count] or ["none"]),
         ]
         lines = [f"{name if not n else '':<11}  {line}" for name, part in parts for n, line in enumerate(part)]
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
@@ -259,7 +249,7 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     """Copies within train; rows of dev that are in train; rows with the text of an earlier one and another label."""
     task = data.schema.task
     earlier: dict[bytes, Item] = {}
-    places: dict[str, list[str]] = {"copies": [], "leaked": [], "conflicts": []}
+    found = {kind: IssueCounter() for kind in ("copies", "leaked", "conflicts")}
     dev = [] if data.is_validated else data.dev
     for part, kind in ((data.train, "copies"), (dev, "leaked")):
         for item in part:
@@ -267,13 +257,13 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
             same = earlier.setdefault(key, item) if kind == "copies" else earlier.get(key, item)
             if same is item:
                 continue
-            places[kind].append(f"{_row_name(item)} = {_row_name(same)}")
+            found[kind].add(f"{_row_name(item)} = {_row_name(same)}")
             # A question may have several right answers. The order of several labels means nothing.
             labels = [frozenset(x.label) if task in ("multilabel", "spans") else x.label for x in (item, same)]
             if task != "qa" and labels[0] != labels[1]:
                 shown = f": {item.label!r} and {same.label!r}" if task in ("classification", "regression") else ""
-                places["conflicts"].append(f"{_row_name(item)} and {_row_name(same)}{shown}")
-    return {kind: Finding(len(rows), rows[:NUM_EXAMPLES]) for kind, rows in places.items()}
+                found["conflicts"].add(f"{_row_name(item)} and {_row_name(same)}{shown}")
+    return found
 
 
 def _row_name(item: Item) -> str:
@@ -300,14 +290,14 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
 def _row_warnings(report: DatasetReport) -> Iterator[str]:
     """Problems of copies, the worst first, and of labels."""
     copies, leaked, conflicts, labels = report.copies, report.leaked, report.conflicts, report.labels
-    if leaked.rows:
-        what = f"{leaked.rows:,} rows of dev ({leaked.rows / report.dev:.1%}) are in train as well"
+    if leaked.count:
+        what = f"{leaked.count:,} rows of dev ({leaked.count / report.dev:.1%}) are in train as well"
         yield f"{what} ({leaked.places[0]}): the scores will be too good; remove the copies"
-    if conflicts.rows:
-        what = f"{conflicts.rows:,} rows have the text of another row and a different label"
+    if conflicts.count:
+        what = f"{conflicts.count:,} rows have the text of another row and a different label"
         yield f"{what} ({conflicts.places[0]}): no model can predict both"
-    if copies.rows > MANY_COPIES * report.train:
-        yield f"{copies.rows:,} rows of train are copies of others ({copies.places[0]})"
+    if copies.count > MANY_COPIES * report.train:
+        yield f"{copies.count:,} rows of train are copies of others ({copies.places[0]})"
     if missing := [name for name, (train, dev) in labels.items() if dev and not train]:
         yield f"labels of dev that are not in train cannot be learned: {some_names(map(repr, missing))}"
     if rare := [name for name, (train, _) in labels.items() if 0 < train < RARE]:

@@ -27,12 +27,12 @@ from bertworks.config import add_overrides, dump_recipe, option_of, parse_overri
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError, as_path, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
+from bertworks.inference import task_metrics
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import intervals
-from bertworks.runs import task_metrics
 from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
@@ -172,14 +172,14 @@ def evaluate_on_dev(
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
     """
-    logits = job.dev_logits(folder, device)
-    d, answers, reliability = fit_outputs(job.description, job.dev, job.own or logits)
-    if job.own is not None:  # the score is that of methods that other rows chose
-        answers = fit_outputs(job.description, job.dev, logits)[1]
+    logits, chosen = job.validated or (job.dev_logits(folder, device), None)
+    d, answers, reliability = fit_outputs(job.description, job.dev, logits)
+    if chosen is not None:  # the score is that of methods that other rows chose
+        answers = fit_outputs(job.description, job.dev, chosen)[1]
     d.save(folder)
     items = [features.item for features in job.dev]
     results, wrong = task_metrics.task_results(d, job.dev, answers)
-    sums = task_metrics.row_sums(d, items, answers, job.metric)
+    sums = task_metrics.row_sums(d, items, answers)[job.metric]
     samples = intervals.resampled(sums, task_metrics.groups_of(d, items))
     baselines, task = {} if baselines is None else baselines, (job.request.fold, job.description)
     if task not in baselines:

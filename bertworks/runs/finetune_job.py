@@ -1,7 +1,6 @@
 """The request of a fine-tuning: what it trains, how it is evaluated during the training, and how long it takes."""
 
 import hashlib
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -26,16 +25,15 @@ from bertworks.checkpoints.model_folder import (
 )
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
+from bertworks.inference.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import ReadOptions, StoredRows
-from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
+from bertworks.models.encoder import meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
-from bertworks.runs.report import NOT_EVALUATED, task_card, write_task_report
-from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
+from bertworks.runs.report import task_card, write_task_report
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
 from bertworks.training.linear_head import LinearHead, fit_linear_head
@@ -47,7 +45,7 @@ from bertworks.training.recipe import (
     resolve_fitted,
     resolve_recipe,
 )
-from bertworks.training.task_heads import Classification, MultiLabel, TaskModel, frozen_features_size
+from bertworks.training.task_heads import TaskModel, frozen_features_size
 
 
 class VocabSubset:
@@ -232,9 +230,8 @@ class FinetuneJob:
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None
-        # Those of a cross-validation: by the methods that other rows chose, and by the method of this job.
-        self.validated: list[Logits] | None = None
-        self.own: list[Logits] | None = None
+        # Those of a cross-validation: by the method of this job, and by the methods that other rows chose.
+        self.validated: tuple[list[Logits], list[Logits]] | None = None
 
     @cached_property
     def data_report(self) -> DatasetReport:
@@ -242,8 +239,8 @@ class FinetuneJob:
 
     def network(self) -> TaskModel:
         """A network with random weights."""
-        task = make_task_head(self.description, self.groups, self.recipe)
-        network = TaskModel(self.config, task, lstm_units=self.recipe.lstm_units)
+        r, task = self.recipe, make_task_head(self.description, self.groups, self.recipe)
+        network = TaskModel(self.config, task, lstm_units=r.lstm_units, head_deviation=r.head_deviation)
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
@@ -265,8 +262,6 @@ class FinetuneJob:
             order = torch.tensor([head.labels.index(label) for label in self.description.labels])
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
         missing, _ = network.load_state_dict(state, strict=False)
-        if self.recipe.head_deviation and head is None and self.description.vectors == "pooler":
-            _widen_head(network, self.recipe.head_deviation)
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:
@@ -274,8 +269,6 @@ class FinetuneJob:
         if self.description.vectors == "cosine":  # the training starts from the scale that fits the vectors as they are
             features = map(np.concatenate, self._features(network.to(self.device)))
             _set_head(network, fit_linear_head(network.task, *features))
-        if self.recipe.reinitialized_layers:
-            self._reinitialize(network, self.recipe.reinitialized_layers)
         return network, notes
 
     def variant(self, method: Method) -> "FinetuneJob":
@@ -317,17 +310,6 @@ class FinetuneJob:
         x = compute_each(network, network.head_inputs, [one.unit for one in self.train], (width,), "fp32")
         return x, [np.concatenate([example.target.labels for example in one.unit]) for one in self.train]
 
-    def _reinitialize(self, network: TaskModel, layers: int) -> None:
-        blocks = list(network.encoder.blocks)
-        if layers > len(blocks):
-            what = f"reinitialized_layers is {layers}, but the model has {len(blocks)}"
-            raise BertworksError(what, where=self.model_name)
-        for part in [*blocks[len(blocks) - layers :], *([network.pooler] if network.pooler else [])]:
-            initialize(part, self.config)
-            for norm in part.modules():
-                if isinstance(norm, nn.LayerNorm):
-                    norm.reset_parameters()
-
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
         return replace(self.train_batches, rank=rank, world_size=size)
 
@@ -365,7 +347,7 @@ class FinetuneJob:
     def progress(self, step: int) -> dict[str, Any]:
         return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
 
-    def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] = NOT_EVALUATED) -> str:
+    def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None) -> str:
         """The model card. figures: on dev; result: of the final evaluation, as in result.json."""
         return task_card(folder, self.description, self.recipe, self.model_name, self.data_report, figures, result)
 
@@ -382,26 +364,13 @@ class FinetuneJob:
         return write_task_report(folder, self.metric, str(self.data_report), None)
 
     def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
-        """The logits of all dev items, by the model in the folder or from a cross-validation."""
-        if self.validated is not None:
-            return self.validated
+        """The logits of all dev items, by the model in the folder."""
         if self._saved is None:
             network, state = self.network(), ModelFolder(folder).load(needs={"encoder"}).state
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)
         return self._saved
-
-
-def _widen_head(network: TaskModel, deviation: float) -> None:
-    """Multiplies the random weights of a classifier of sequences: see `FinetuneRecipe.head_deviation`. With many labels
-    and few rows, large weights cost accuracy (docs/experiments, 2026-11-26)."""
-    task = network.task
-    if task.pooled and isinstance(task, Classification | MultiLabel):
-        weight = cast(nn.Linear, network.get_submodule(task.head)).weight
-        labels = max(2, task.outputs) if isinstance(task, Classification) else 2
-        usual = network.encoder.config.initializer_range
-        weight.data *= deviation * math.sqrt(2 / labels / weight.shape[1]) / usual
 
 
 def _set_head(network: TaskModel, head: LinearHead) -> None:

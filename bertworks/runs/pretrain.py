@@ -19,7 +19,7 @@ import torch
 from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.config import dump_recipe, override, parse_overrides
+from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
 from bertworks.events import Event, duration, forward_events
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
@@ -282,8 +282,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
-    given = {"train.precision": request.precision, "seed": request.seed}
-    overrides = (*request.overrides, *(f"{name}={value}" for name, value in given.items() if value is not None))
+    overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
     if request.recipe:
         recipe = load_recipe(request.recipe, overrides)
         try:

@@ -95,8 +95,7 @@ def phase_batches(
                 write_npy(temporary, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
         stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed)
-        micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
-        of_phase.append(Batches(stream, phase.batch_size, micro_batch_size, rank, world_size))
+        of_phase.append(Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size))
 
     def batches(step: int) -> list[Batch]:
         number, within = (locate or recipe.train.locate)(step)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
@@ -14,13 +13,22 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe
 from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
+from bertworks.inference.task_metrics import (
+    NAMES,
+    NOTHING,
+    SHARES,
+    TASKS,
+    Mistake,
+    counted,
+    format_metrics,
+    titled_metrics,
+)
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
 from bertworks.runs.baselines import format_baselines
 from bertworks.runs.dataset_report import DatasetReport
 from bertworks.runs.run_folder import describe, named_measures, read_metrics, versions
-from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, TASKS, Mistake, counted, format_metrics, titled_metrics
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -244,7 +252,6 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
 
 
 MAX_LABELS = 50  # of a table
-NOT_EVALUATED: Mapping[str, Any] = MappingProxyType({})  # the result before the final evaluation
 _LIMITS = """
 The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
 part of that text, even if the text has nothing to do with the task.
@@ -254,14 +261,15 @@ _SELECTED = "These rows also selected the checkpoint: expect slightly lower figu
 
 def task_card(
     folder: Path, d: TaskConfig, recipe: FinetuneRecipe, model_name: str, data_report: DatasetReport,
-    figures: Mapping[str, float], result: Mapping[str, Any] = NOT_EVALUATED,
+    figures: Mapping[str, float], result: Mapping[str, Any] | None = None,
 ) -> str:  # fmt: skip
     """The card of a fine-tuned model.
 
     Args:
         model_name: the model that was fine-tuned, as in the command.
-        figures: metrics on dev. result: as in result.json; {}: before the final evaluation.
+        figures: metrics on dev. result: as in result.json; None: before the final evaluation.
     """
+    result = result or {}
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     base = model_name if is_model_name(model_name) else Path(model_name).name
     columns = " and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text"

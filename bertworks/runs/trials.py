@@ -15,13 +15,13 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, as_path, names_of
 from bertworks.events import Event
+from bertworks.inference.task_metrics import NAMES, bounded, format_score
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
-from bertworks.runs.task_metrics import NAMES, bounded, format_score
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
 NOT_COPIED = ("report.html", "metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training

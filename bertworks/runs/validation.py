@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from bertworks.config import dump_recipe
 from bertworks.events import Event
 from bertworks.inference.decoding import Decoder, Logits
+from bertworks.inference.task_metrics import groups_of, row_sums
 from bertworks.io.atomic_write import write_text
 from bertworks.io.binary_files import is_sealed, sealing
 from bertworks.metrics.intervals import resampled
 from bertworks.runs.data_splits import EVALUATED, PARTS, Method, methods_of
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.task_metrics import groups_of, row_sums
 from bertworks.runs.training_run import TrainingRun
 
 FOLDER, _KEY = "folds", "logits"  # a folder of a run, until it is finished; what its sealed files hold
@@ -72,12 +72,8 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
     chosen = jobs[best]
     if job.data.is_validated:
         ends, every = np.cumsum([0, *sizes]), range(len(sizes))
-        chosen.own = logits[best]
-        chosen.validated = [
-            one
-            for part in every
-            for one in logits[best_method(scores, [n for n in every if n != part])][ends[part] : ends[part + 1]]
-        ]
+        others = [logits[best_method(scores, [n for n in every if n != part])] for part in every]
+        chosen.validated = logits[best], [one for n in every for one in others[n][ends[n] : ends[n + 1]]]
     return chosen
 
 
@@ -126,7 +122,7 @@ def score_parts(job: FinetuneJob, logits: list[Logits], sizes: list[int]) -> Sco
     answers = list(map(Decoder(job.description), rows, logits))
     items, ends, parts, samples = [one.item for one in rows], np.cumsum([0, *sizes]), [], []
     for number, part in enumerate(slice(*pair) for pair in pairwise(ends.tolist())):
-        sums = row_sums(job.description, items[part], answers[part], job.metric)
+        sums = row_sums(job.description, items[part], answers[part])[job.metric]
         parts.append(sums.value)
         samples.append(resampled(sums, groups_of(job.description, items[part]), seed=number))
     return Scores(np.array(parts), np.array(samples))

@@ -22,6 +22,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.sampling import FORMATS, Masker, SamplingConfig, Target, TokenSequence
 from bertworks.errors import UsageError
+from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
@@ -111,7 +112,7 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
     subject = f"BERT-{preset.size}" if encoder is None else "more training"
     return Recipe(
-        title=f"{subject} for {_words(seconds)}",
+        title=f"{subject} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
         vocabulary=VocabularyConfig(size=preset.vocab_size),
@@ -119,10 +120,6 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
         initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
-
-
-def _words(seconds: float) -> str:
-    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def fit_steps(
@@ -149,9 +146,9 @@ def fit_steps(
         needed = [cost / fraction for cost, fraction in zip(step_seconds, fractions, strict=True)]
         number = needed.index(max(needed))
         batch_size, length = old[number].batch_size, old[number].sequence_length
-        took = _words(step_seconds[number])
+        took = duration(step_seconds[number])
         raise UsageError(
-            f"{_words(seconds)} is too little time: a step of {batch_size} x {length} tokens takes {took}",
+            f"{duration(seconds)} is too little time: a step of {batch_size} x {length} tokens takes {took}",
             hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
@@ -260,8 +257,7 @@ class Schedule:
         return None if steps == [*plan.steps] else Plan(step, steps, step_seconds, spent)
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """The cost of a recipe's training steps, measured on random tokens."""
 
     step_seconds: list[float]  # per phase

@@ -26,7 +26,7 @@ class OptimizerConfig(Settings):
     eps: added to the root of the second moment.
     max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no clipping.
     layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
-    smallest (Sun et al. 2019, section 5.3.3). 1: all have the same rate.
+    smallest (Sun et al. 2019, section 5.3.3). Layers that share a block count as one. 1: all have the same rate.
     """
 
     learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
@@ -58,12 +58,6 @@ class OptimizerConfig(Settings):
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices and embeddings, not on biases and norms. Fused: one pass over memory."""
-    config = getattr(getattr(model, "encoder", None), "config", None)
-    if c.layer_decay < 1 and config is not None and config.num_groups < config.num_hidden_layers:
-        raise ValueError(
-            f"layer_decay {c.layer_decay} with num_hidden_groups {config.num_hidden_groups}: layers that share a block "
-            "have one rate; use layer_decay 1"
-        )
     blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():

@@ -200,7 +200,6 @@ class FinetuneRecipe(Settings):
     select: the state that is kept: "last", or "best" on dev, which then says nothing about other rows.
     patience: with "best": evaluations without a better score after which the training ends; 0: it never ends early.
     dropout: of the network; -1: the value of the model's configuration.
-    reinitialized_layers: number of last layers that start at random, like the pooler (Zhang et al. 2021).
     head_deviation: standard deviation of the weights of a new classifier of sequences, times the root of their number;
         less for more than two labels; 0: as in the rest of the model. With larger weights probabilities can be
         calibrated: the tanh of a pooler bounds logits.
@@ -227,7 +226,6 @@ class FinetuneRecipe(Settings):
     select: Literal["last", "best"] = "last"
     patience: NotNegative = 4
     dropout: Annotated[float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)] = -1.0
-    reinitialized_layers: NotNegative = 0
     head_deviation: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
@@ -241,11 +239,6 @@ class FinetuneRecipe(Settings):
     save_every: NotNegative = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lstm_units and self.reinitialized_layers:
-            raise ValueError("lstm_units freezes the encoder: reinitialized_layers would leave it at random")
 
 
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS

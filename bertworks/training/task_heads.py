@@ -5,6 +5,7 @@
 - `TaskModel`: an encoder with the head of a task
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -206,12 +207,14 @@ class TaskModel(TrainableModel):
 
     lstm_units: the encoder is frozen, and its last layers are read, as they are, by a two-layer bidirectional LSTM
         with this number of units (section 5.3, the feature-based approach); 0: no LSTM, the encoder is trained.
+    head_deviation: of the random weights of a classifier behind a pooler, see `training.recipe.FinetuneRecipe`. With
+        many labels and few rows, large weights cost accuracy (docs/experiments, 2026-11-26).
     """
 
-    def __init__(self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, gradient_checkpointing: bool = False):
+    def __init__(self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, head_deviation: float = 0.0):
         super().__init__()
         self.task, self.dropout, self.weights = task, output_dropout(c, task), {"task": 1.0}
-        self.encoder = Encoder(c, gradient_checkpointing)
+        self.encoder = Encoder(c)
         self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         self.encoder.requires_grad_(lstm_units == 0)
@@ -219,6 +222,9 @@ class TaskModel(TrainableModel):
         self.recurrent = BiLSTM(frozen_features_size(c), lstm_units) if lstm_units else None
         layer = OutputLayer(2 * lstm_units or task.width(c.hidden_size), task.outputs)
         initialize(layer, c)
+        if head_deviation and self.pooler is not None and isinstance(task, Classification | MultiLabel):
+            labels = max(2, task.outputs) if isinstance(task, Classification) else 2
+            layer.weight.data *= head_deviation * math.sqrt(2 / labels / layer.in_features) / (c.initializer_range or 1)
         self.add_module(task.head, layer)
         if isinstance(task, Regression):
             nn.init.constant_(layer.bias, task.mean)

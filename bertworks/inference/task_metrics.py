@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from operator import eq
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.errors import UsageError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Answer
-from bertworks.metrics import classification, intervals, squad
-from bertworks.metrics.classification import Span, paired, tag_spans
+from bertworks.metrics import intervals, squad
+from bertworks.metrics.classification import Span, count_spans, figures_by_type, paired, tag_runs
 
 _CONTENT = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
 TASKS: Mapping[TaskType, Mapping[str, Any]] = _CONTENT["tasks"]
@@ -39,7 +38,7 @@ def metrics_of(task: TaskType, labels: Sequence[str] = (), bare: bool = False) -
     if task == "classification" and len(labels) not in (0, 2):
         return METRICS[task][:-1]  # F1 is that of one of two classes
     without_entities = task == "tagging" and tag_scheme(tuple(labels), bare) is None
-    return ("accuracy", "macro_f1") if without_entities else METRICS[task]
+    return ("accuracy", "macro_f1", "matthews_correlation") if without_entities else METRICS[task]
 
 
 def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] = (), bare: bool = False) -> str:
@@ -54,12 +53,6 @@ def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] =
     return metric or known[0]
 
 
-_SCORES: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]] = {
-    "multilabel": classification.multilabel, "regression": classification.regression, "choice": classification.choice,
-    "spans": classification.spans,
-}  # fmt: skip
-
-
 _LABEL_NAMES: Mapping[TaskType, Callable[[Any], Iterable[str]]] = {  # in the label of a whole text
     "classification": lambda label: (label,), "multilabel": iter, "regression": lambda _: (),
     "choice": lambda label: (str(label + 1),),
@@ -67,11 +60,10 @@ _LABEL_NAMES: Mapping[TaskType, Callable[[Any], Iterable[str]]] = {  # in the la
 }  # fmt: skip
 
 
-def predicted_label(answer: Answer) -> Any:
+def predicted_label(task: TaskType, answer: Answer) -> Any:
     """The prediction in the form of `Item.label`; the text of the answer to a question."""
-    if "entities" in answer:
-        return [(one["start"], one["end"], one["type"]) for one in answer["entities"]]
-    return next(answer[part] for part in ("label", "labels", "value", "tags", "choice", "answer") if part in answer)
+    result = answer[TASKS[task]["shown"][0]]
+    return [(part["start"], part["end"], part["type"]) for part in result] if task == "spans" else result
 
 
 def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare: bool = False) -> list[Span]:
@@ -82,45 +74,37 @@ def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare: bool = 
     """
     if task == "tagging":
         scheme = tag_scheme(tuple(labels), bare)
-        return tag_spans(label, scheme) if scheme else [(n, n + 1, tag) for n, tag in enumerate(label)]
+        if scheme is None:
+            return [(n, n + 1, tag) for n, tag in enumerate(label)]
+        return [(start, end, kind or "_") for start, end, kind in tag_runs(label, scheme)]
     return list(label) if task == "spans" else [(0, 1, name) for name in _LABEL_NAMES[task](label)]
 
 
 def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[list[Span], list[Span]]]:
     """The `named_spans` of the label and of the prediction of each item."""
-    sides = [item.label for item in items], list(map(predicted_label, answers))
+    sides = [item.label for item in items], [predicted_label(d.task, answer) for answer in answers]
     named = ([named_spans(d.task, label, d.labels, d.bare_types) for label in side] for side in sides)
     return list(zip(*named, strict=True))
 
 
 def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
-    """The metrics of a task; all items have labels."""
-    gold, predicted = [item.label for item in items], list(map(predicted_label, answers))
-    if d.task == "qa":
-        return compute_answer_metrics(items, answers)
-    if score := _SCORES.get(d.task):
-        return score(gold, predicted)
-    if d.task == "tagging" and d.tag_scheme:
-        return classification.tagging(gold, predicted, d.tag_scheme)
-    if d.task == "tagging":
-        gold, predicted = list(chain(*gold)), list(chain(*predicted))
-    return classification.classification(gold, predicted, d.labels)
+    """The metrics of a task, and other figures; all items have labels. Raises as `row_sums`."""
+    figures = {name: sums.value for name, sums in row_sums(d, items, answers).items()}
+    return figures | (_best_of_answers(items, answers) if d.task == "qa" else {})
 
 
-def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
-    """The official metrics as fractions. If some questions have no answer, also `best_f1` and its `threshold`: the
-    lead in logits from which "no answer" is predicted."""
-    scores = _answer_scores(items, answers)
-    exact, f1 = np.mean(scores, axis=0).tolist()
+def _best_of_answers(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
+    """If some questions have no answer, `best_f1` and its `threshold`: the lead in logits from which "no answer" is
+    predicted; else {}."""
     if all(item.label for item in items):
-        return {"exact": exact, "f1": f1}
+        return {}
     # Numbered in order: not all files have ids. The threshold is that of the best answers, whatever the present one.
     questions = [squad.SquadQuestion(str(n), tuple(golds)) for n, golds in enumerate(map(_golds, items))]
     best = {str(n): (answer["n_best"] or [{"text": ""}])[0]["text"] for n, answer in enumerate(answers)}
     margins = {str(n): answer["no_answer_margin"] for n, answer in enumerate(answers)}
     unit = _f1_unit(items)
     found = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
-    return {"exact": exact, "f1": f1, "best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
+    return {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
 
 
 def _golds(item: Item) -> list[str]:
@@ -138,52 +122,43 @@ def _answer_scores(items: Sequence[Item], answers: Sequence[Answer]) -> list[squ
     return [squad.score_answer(_golds(item), a["answer"], version=version, unit=unit) for item, a in pairs]
 
 
-def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> intervals.RowSums:
-    """A metric of METRICS as sums over rows, for its interval. The ranks of `spearman` are those in all rows.
+def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, intervals.RowSums]:
+    """The metrics and other figures of a task as sums over rows, for their values and intervals.
 
     Raises:
-        UsageError: the task has no such metric.
+        BertworksError: no rows; more or fewer tags than words; a number that is not finite.
     """
-    metric_of(d.task, metric, d.labels, d.bare_types)
+    if not items:
+        raise BertworksError("no rows: there is nothing to score")
     if d.task == "regression":
-        from scipy.stats import rankdata
-
-        numbers = np.array([(item.label, answer["value"]) for item, answer in zip(items, answers)], np.float64)
-        numbers -= numbers[0]  # equal numbers are 0 then, and have exactly no correlation
-        x, y = (rankdata(numbers, axis=0) if metric == "spearman" else numbers).T
-        return intervals.correlation_sums(x, y)
+        return intervals.correlations([item.label for item in items], [answer["value"] for answer in answers])
     if d.task == "qa":
-        return intervals.mean_sums([getattr(score, metric) for score in _answer_scores(items, answers)])
+        exact, f1 = zip(*_answer_scores(items, answers))
+        return {"f1": intervals.mean_sums(f1), "exact": intervals.mean_sums(exact)}
     pairs = span_pairs(d, items, answers)
-    if metric == "accuracy" and d.task == "tagging":
-        right, words = zip(*((sum(map(eq, i.label, a["tags"])), len(i.label)) for i, a in zip(items, answers)))
-        return intervals.RowSums(np.stack([right, words], 1).astype(np.float64), lambda sums: sums[:, 0] / sums[:, 1])
-    if metric == "accuracy":
-        return intervals.mean_sums([set(gold) == set(given) for gold, given in pairs])
-    names = sorted({kind for spans in chain(*pairs) for _, _, kind in spans})
-    counts = np.zeros((len(pairs), 3, len(names)))  # right, predicted, gold: of each row and label
-    for row, (gold, given) in zip(counts, pairs):
-        for number, found in enumerate((set(gold) & set(given), set(given), set(gold))):
-            for _, _, kind in found:
-                row[number, names.index(kind)] += 1
-    if metric == "f1" and d.task == "classification":
-        counts = counts[:, :, [n for n, name in enumerate(names) if name == d.labels[1]]]
-    score, shape = intervals.COUNT_METRICS[metric], counts.shape[1:]
-    return intervals.RowSums(counts.reshape(len(pairs), -1), lambda sums: score(sums.reshape(len(sums), *shape)))
+    counts = count_spans(pairs, d.labels if d.task == "classification" else ())[1]
+    sums = intervals.count_sums(counts)
+    sums["accuracy"] = intervals.mean_sums([set(gold) == set(given) for gold, given in pairs])
+    if d.task == "tagging":
+        for item, answer in zip(items, answers, strict=True):
+            if len(item.label) != len(answer["tags"]):
+                what = f"{len(answer['tags'])} predicted tags for {len(item.label)} words"
+                raise BertworksError(what, where=item.where)
+        right = [sum(map(eq, item.label, answer["tags"])) for item, answer in zip(items, answers, strict=True)]
+        sums["accuracy"] = intervals.ratio_sums(right, [len(item.label) for item in items])
+    if d.task == "classification" and len(d.labels) == 2:
+        sums["f1"] = intervals.count_sums(counts[:, :, 1:])["f1"]
+    names = *metrics_of(d.task, d.labels, d.bare_types), *TASKS[d.task].get("figures", ())
+    return {name: sums[name] for name in names}
 
 
-def interval_of(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer], metric: str) -> intervals.Interval:
-    """95 % interval of a metric of METRICS: Wilson's for fractions of independent rows, else the bootstrap over rows or
-    over groups: questions on one context, rows of one document.
-
-    Raises:
-        UsageError: the task has no such metric.
-    """
+def interval_of(d: TaskConfig, items: Sequence[Item], sums: intervals.RowSums, metric: str) -> intervals.Interval:
+    """95 % interval of one of `row_sums`: Wilson's for fractions of independent rows, else the bootstrap over rows or
+    over groups: questions on one context, rows of one document."""
     groups = groups_of(d, items)
-    sums = row_sums(d, items, answers, metric)
     if metric in ("accuracy", "exact") and d.task != "tagging" and len(set(groups)) == len(items):
         return intervals.wilson_interval(sums.value * len(items), len(items))
-    return bounded(intervals.bootstrap_interval(sums, groups), sums.value, len(set(groups)), metric)
+    return bounded(intervals.middle(intervals.resampled(sums, groups)), sums.value, len(set(groups)), metric)
 
 
 def bounded(interval: intervals.Interval, value: float, count: int, metric: str) -> intervals.Interval:
@@ -213,10 +188,9 @@ def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> f
 
 
 Intervals = Mapping[str, Sequence[float]]  # low and high, by metric
-NO_INTERVALS: Intervals = MappingProxyType({})
 
 
-def format_metrics(figures: Mapping[str, Any], intervals: Intervals = NO_INTERVALS) -> str:
+def format_metrics(figures: Mapping[str, Any], intervals: Intervals | None = None) -> str:
     """Metrics in one line, with their intervals if they are known."""
     if not figures:
         return "nothing was evaluated"
@@ -224,15 +198,16 @@ def format_metrics(figures: Mapping[str, Any], intervals: Intervals = NO_INTERVA
     return ", ".join(f"{title} {figure}" for title, figure in (shown | titled_metrics(figures, intervals)).items())
 
 
-def titled_metrics(figures: Mapping[str, float], intervals: Intervals = NO_INTERVALS) -> dict[str, str]:
+def titled_metrics(figures: Mapping[str, float], intervals: Intervals | None = None) -> dict[str, str]:
     """Metrics in words, by title."""
     names = [name for name in NAMES if name in figures]
-    return {NAMES[name]: format_score(name, figures[name], intervals.get(name)) for name in names}
+    return {NAMES[name]: format_score(name, figures[name], (intervals or {}).get(name)) for name in names}
 
 
-def format_score(metric: str, value: float, interval: Sequence[float] | None = None) -> str:
-    """ "89.2% (86.2 to 91.6%)": a share in per cent, else as a number; its interval in brackets, if it is known."""
-    scale, unit, form = (100, "%", ".1f") if metric in SHARES else (1, "", ".3f")
+def format_score(metric: str, value: float, interval: Sequence[float] | None = None, sign: str = "") -> str:
+    """ "89.2% (86.2 to 91.6%)": a share in per cent, else as a number; its interval in brackets, if it is known. sign:
+    "+" for a difference, of shares in points."""
+    scale, unit, form = (100, "" if sign else "%", sign + ".1f") if metric in SHARES else (1, "", sign + ".3f")
     shown = f"{scale * value:{form}}{unit}"
     if interval is None:
         return shown
@@ -250,12 +225,13 @@ def task_results(
     """Metrics and their intervals, `table`s of parts, the number of mistakes and their most frequent kinds; and all
     mistakes."""
     items = [features.item for features in encoded]
-    wrong, names = mistakes(d, items, answers), metrics_of(d.task, d.labels, d.bare_types)
+    wrong, sums = mistakes(d, items, answers), row_sums(d, items, answers)
+    names = metrics_of(d.task, d.labels, d.bare_types)
     return {
         "task": d.task,
         "rows": len(items),
         "figures": compute_metrics(d, items, answers),
-        "intervals": {name: interval_of(d, items, answers, name) for name in names},
+        "intervals": {name: interval_of(d, items, sums[name], name) for name in names},
         "table": table(d, encoded, answers),
         "mistakes": len(wrong),
         "frequent": frequent(wrong),
@@ -305,7 +281,7 @@ def frequent(found: Sequence[Mistake], count: int = 3) -> str:
 
 def _labels(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
     """One label, or one of several choices."""
-    gold, given, texts = item.label, predicted_label(answer), item.texts
+    gold, given, texts = item.label, predicted_label(d.task, answer), item.texts
     if gold == given:
         return
     known = d.task == "choice" or gold in answer["scores"]
@@ -399,11 +375,10 @@ def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> 
     items = [features.item for features in dev]
     if d.task == "qa":
         return _questions(dev, answers)
-    if d.task == "classification":
-        return classification.per_class([x.label for x in items], list(map(predicted_label, answers)), d.labels)
     if d.task in ("regression", "choice"):
         return {}
-    return classification.spans_per_type(*zip(*span_pairs(d, items, answers), strict=True))  # labels like entities
+    labels = d.labels if d.task == "classification" else ()
+    return figures_by_type(*count_spans(span_pairs(d, items, answers), labels))
 
 
 def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
