@@ -212,6 +212,16 @@ def test_a_sample_has_the_labels_of_the_whole(most: int, job: Callable[[str], Fi
     assert all(abs(part[label] - count * len(some) / len(rows)) <= 1 for label, count in whole.items())
 
 
+def test_a_row_that_is_larger_than_a_sample_is_in_none(job: Callable[[str], FinetuneJob]) -> None:
+    rows = job("reviews.csv").train[:20]
+    large = rows[0]._replace(unit=rows[0].unit * 1000)
+    for seed in range(5):
+        some = sample([large, *rows], 200, seed)
+        assert large not in some
+        assert len(some) > 3
+    assert sample([large], 200, 0) == [large]
+
+
 @pytest.mark.parametrize("labels", [("a", "a", "a"), ("a", "b", "a")])
 def test_labels_that_no_training_row_has(labels: tuple[str, ...], model: Path) -> None:
     d = TaskConfig(task="classification", labels=("a", "b", "c"), text=("t",))

@@ -7,6 +7,7 @@ import json
 import shutil
 import socket
 import sys
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def close(one: Any, other: Any) -> bool:
     match one:
         case dict():
             return one.keys() == other.keys() and all(close(value, other[name]) for name, value in one.items())
-        case list():
+        case list() | array():
             return len(one) == len(other) and all(map(close, one, other))
         case float():
             return abs(one - other) <= 1e-3

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fine
@@ -47,7 +49,8 @@ LARGE = "ä" * 60  # 120 bytes
         ("a.tsv", f"text\tlabel\na\tb\n{LARGE}\tb\n", 3),
         ("a.csv", 'text,label\na,b\n"' + "a line\n" * 20 + '",b\n', 3),
         ("a.txt", f"a\n{LARGE}\n", 2),
-        ("a.conll", f"word\tO\n{LARGE}\tO\n", 2),
+        ("a.conll", f"word\tO\n\n{LARGE}\tO\n", 3),
+        ("a.conll", "word\tO\n\n" + "word\tO\n" * 20, 3),
         ("a.csv.gz", f"text,label\na,b\n{LARGE},b\n", 3),
     ],
 )
@@ -59,9 +62,23 @@ def test_a_large_row_needs_the_option(tmp_path: Path, name: str, content: str, l
     assert len(list(RowReader(path, ReadOptions(max_row_bytes="200")))) > 0
 
 
+def test_a_sentence_of_many_rows_needs_the_option(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "sentence,word,tag\n1,a,O\n" + "2,b,O\n" * 20)
+    options = ReadOptions(max_row_bytes="100", sentence_column="sentence")
+    assert "a.csv:3: a row has more than 100 bytes: all its words have one 'sentence'" in error(path, options)
+    assert [len(row.values["word"]) for row in RowReader(path, replace(options, max_row_bytes="2k"))] == [1, 20]
+
+
+def test_a_text_alone_in_parquet_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [random.Random(0).randbytes(2 * MB).hex()]}), path)
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+    assert "a.parquet: a row has more than 100 bytes" in error(path)
+
+
 def test_a_large_row_of_parquet_needs_the_option(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"text": ["a", LARGE, "b"]}), path)
+    parquet.write_table(pyarrow.table({"text": ["a", LARGE, "b"], "label": ["a", None, "b"]}), path)
     assert "a.parquet:2: a row has more than 100 bytes" in error(path)
     assert len(list(RowReader(path))) == 3
 
@@ -106,6 +123,7 @@ def test_the_option_of_the_hint_works(tmp_path: Path, capsys: pytest.CaptureFixt
 
 PROGRAM = """
 import resource, sys
+from pathlib import Path
 import bertworks as bw
 from bertworks.errors import BertworksError
 from bertworks.datasets.reader import RowReader
@@ -116,13 +134,15 @@ jobs = {
     "embed": lambda data: list(bw.embed_file(model, data, output + ".npy", text=["text"])),
     "predict": lambda data: list(bw.predict_file(model, data, output + ".jsonl", text=["text"])),
     "check": lambda data: bw.check_file(data, model=model, text=["text"], label="label"),
+    "read as": lambda data: bw.check_file(data, model=model),
+    "learn": lambda data: bw.finetune(data, dev=small, model=model, method="full", epochs=1, batch_size=16),
     "read": lambda data: [None for row in RowReader(data)],
     "corpus": lambda data: [None for document in bw.CorpusReader([data])],
 }
-small = data + ".small.jsonl"
-if job in ("embed", "predict", "check"):
+small = str(Path(data).with_name("small-" + Path(data).name))
+if job in ("embed", "predict", "check", "read as", "learn"):
     jobs[job](small)
-before, found = memory(), ""
+before, found = memory(), ""  # after the imports and a first use
 try:
     jobs[job](data)
 except BertworksError as error:
@@ -146,6 +166,38 @@ def write_rows(path: Path, texts: list[str]) -> Path:
     return path
 
 
+def write_long(folder: Path, task: str, size: int) -> Path:
+    """Rows of a task. The fifth has so many bytes."""
+    words, count = "the film was a story of men and dogs in this town, with music that they heard. ", 24
+    path = folder / f"{task}-{size}.{'conll' if task == 'tagging' else 'json'}"
+    texts = [f"Anna lives in Paris and saw {number} films " + words * (size // len(words) * (number == 4))
+             for number in range(count)]  # fmt: skip
+    if task == "tagging":
+        lines = [[f"{word}\t{'B-person' if word == 'Anna' else 'O'}\n" for word in text.split()] for text in texts]
+        lines[4] = lines[4][: len(lines[4]) // 2]  # each word has a tag and a line
+        path.write_text("\n".join(map("".join, lines)))
+    elif task == "spans":
+        spans = [{"start": 0, "end": 4, "type": "person"}]
+        path.write_text(json.dumps([{"text": text, "entities": spans} for text in texts]))
+    else:
+        asked = {"question": "where lives Anna ?", "answers": [{"text": "Paris", "answer_start": 14}]}
+        parts = [{"context": text, "qas": [{"id": str(n), **asked}]} for n, text in enumerate(texts)]
+        path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": parts}]}))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("job", "size"), [("read as", 8), ("learn", 2)])
+@pytest.mark.parametrize("task", ["tagging", "spans", "qa"])
+def test_a_row_that_is_read_in_windows(tmp_path: Path, job: str, size: int, task: str) -> None:
+    model = fine.write_model(tmp_path / "model", length=512, hidden_size=16)
+    path = write_long(tmp_path, task, size * MB - 5000)
+    write_long(tmp_path, task, 0).rename(tmp_path / f"small-{path.name}")
+    used, found = growth(job, path, model)
+    assert not found
+    assert used < 4 * size + 200
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["embed", "predict", "check"])
 @pytest.mark.parametrize("text", ["good films, ", "東京中国"])
@@ -154,7 +206,7 @@ def test_rows_of_a_megabyte(tmp_path: Path, job: str, text: str) -> None:
     rows, size = 12, MB // 3
     texts = [(text * size)[:size] + str(number) for number in range(rows)]
     path = write_rows(tmp_path / "rows.jsonl", texts)
-    write_rows(tmp_path / "rows.jsonl.small.jsonl", ["good films"] * rows)
+    write_rows(tmp_path / "small-rows.jsonl", ["good films"] * rows)
     used, found = growth(job, path, model)
     assert not found
     assert used < 200 + 4 * rows * size / MB * len(text[0].encode())

@@ -17,7 +17,7 @@ from bertworks.batching.features import (
 )
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item
-from bertworks.inference.decoding import Decoder, best_spans
+from bertworks.inference.decoding import Decoder, best_spans, softmax
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 
@@ -96,6 +96,38 @@ def test_best_spans_are_those_of_a_search_of_all() -> None:
     assert len(found) == len(wanted)
 
 
+def of_all_windows(found: Features, logits: np.ndarray, most: int) -> list[dict]:
+    """The best answers, from all spans of all windows together."""
+    spans, start = [], 0
+    for example, window in zip(found.unit, found.windows, strict=True):
+        rows = logits[start + found.begin :][: len(window.own)]
+        spans += best_spans(rows, np.arange(window.start, window.end), window.own, most)
+        start += len(example.input_ids)
+    best: dict[str, dict] = {}
+    for score, first, last in sorted(spans, reverse=True):
+        a, b = int(found.offsets[first, 0]), int(found.offsets[last, 1])
+        if len(best) < 20:
+            text = found.item.texts[1][a:b]
+            best.setdefault(text, {"text": text, "start": a, "end": b, "score": score})
+    return list(best.values())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_of_many_windows_are_those_of_all_together(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    context = " ".join(draw.choice(["Anna", "lives", "in", "Oslo"], 300))  # most answers come again
+    found = encoded(context, max_length=24, stride=5)
+    count = sum(len(example.input_ids) for example in found.unit)
+    logits = draw.integers(0, 9, (count, 2)).astype(np.float32)  # many scores are equal
+    config = TaskConfig(task="qa", text=("question", "context"), label=("answers",), max_answer=4)
+    answer = Decoder(config)(found, logits)
+    wanted = of_all_windows(found, logits, 4)
+    assert len(wanted) == 20
+    assert [{**one, "score": 0} for one in answer["n_best"]] == [{**one, "score": 0} for one in wanted]
+    p = softmax(np.array([one["score"] for one in wanted]))
+    assert [one["score"] for one in answer["n_best"]] == p.tolist()
+
+
 def encoded(context: str, answers: tuple = (), question: str = "where lives Anna", **how: Any) -> Features:
     (found,) = Featurizer(tokenizer(), "qa", **how)([Item((question, context), answers, "here:1")])
     return found
@@ -106,13 +138,12 @@ def test_every_window_that_holds_an_answer_is_taught_where() -> None:
     tokens = tokenizer().encode(context)
     for token, (start, end) in enumerate(tokens.offsets[1:-1]):
         found = encoded(context, ((start, context[start:end]), (0, context[:1])), max_length=24, stride=5)
-        at, held = 0, 0
-        for one in found.unit:
+        held = 0
+        for one, window in zip(found.unit, found.windows, strict=True):
             first, last = one.target.labels.tolist()
-            places = found.places[at : at + len(one.input_ids)]
-            at += len(one.input_ids)
+            places = window.start + np.arange(len(one.input_ids)) - found.begin
             assert len(one.input_ids) <= 24
-            if token in places.tolist():
+            if window.start <= token < window.end:
                 held += 1
                 assert (places[first], places[last]) == (token, token)
                 assert one.input_ids[first] == tokens.ids[token + 1]
@@ -133,7 +164,7 @@ def test_no_answer_is_said_above_the_threshold(threshold: float | None, given: b
     found = encoded("Anna lives in Oslo", max_length=24)
     logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
     logits[0] = 3.5  # both of [CLS]: 7
-    logits[found.places.tolist().index(3)] = 2.5  # Oslo: 5
+    logits[found.begin + 3] = 2.5  # Oslo: 5
     answer = Decoder(TaskConfig(task="qa", threshold=threshold))(found, logits)
     assert answer["no_answer_margin"] == 2
     assert answer["answer"] == ("Oslo" if given else "")
@@ -145,7 +176,7 @@ def test_no_answer_is_said_above_the_threshold(threshold: float | None, given: b
 def test_an_answer_that_stands_twice_is_given_once() -> None:
     found = encoded("Oslo was Oslo", max_length=24)
     logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
-    logits[[found.places.tolist().index(word) for word in (0, 2)]] = 2.5
+    logits[[found.begin, found.begin + 2]] = 2.5
     texts = [one["text"] for one in Decoder(TaskConfig(task="qa"))(found, logits)["n_best"]]
     assert texts[0] == "Oslo"
     assert len(set(texts)) == len(texts)

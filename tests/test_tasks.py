@@ -6,8 +6,10 @@ import torch
 from heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 from bertworks.batching.batch import LabelledBatches, collate, token_budget_batches, token_budget_indices
+from bertworks.batching.features import Lazy
 from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.hf_mapping import from_huggingface
+from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
 from bertworks.training.task_heads import Classification, Regression, TaskModel
 
@@ -48,6 +50,22 @@ def test_logits_come_in_the_order_of_the_units(task: str) -> None:
     assert mean.count == sum(model.task.count(collate(unit)) for unit in units)
     assert mean.loss == pytest.approx(sum(model(collate(unit))["task"].loss.item() for unit in units) / mean.count)
     assert model.training
+
+
+def test_windows_of_a_long_text_are_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = pair("tagging")
+    generator, tokens = np.random.default_rng(5), []
+    examples = [example("tagging", 20 + n % 3, n, generator) for n in range(12)]
+    units = [[examples[0]], Lazy(range(12), examples.__getitem__), [examples[1]]]
+    whole = compute_logits(model, [[one] for one in (examples[0], *examples, examples[1])])
+    monkeypatch.setattr(engine, "BATCH_TOKENS", 60)
+    monkeypatch.setattr(
+        engine, "collate", lambda some: tokens.append(sum(len(e.input_ids) for e in some)) or collate(some)
+    )
+    first, windows, last = compute_logits(model, units)
+    assert max(tokens) <= 60
+    for found, wanted in ((first, whole[0]), (windows, np.concatenate(whole[1:-1])), (last, whole[-1])):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
 def test_accuracy_counts_what_is_right() -> None:

@@ -140,7 +140,7 @@ class LabelledBatches:
         epoch, k = divmod(n, self.steps_per_epoch)
         count = len(self.groups)
         places = range(k * self.batch_size, min((k + 1) * self.batch_size, count))
-        chosen = [self.groups[shuffled_index(i, count, self.seed, epoch)] for i in places]
+        chosen = [list(self.groups[shuffled_index(i, count, self.seed, epoch)]) for i in places]
         own = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
         return list(token_budget_batches(own, self.micro_batch_tokens))
 

@@ -6,8 +6,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, compress, groupby, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,12 @@ from bertworks.batching.sampling import Example, Ids, Target, TokenSequence, add
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.events import Event, printable
 from bertworks.io.processes import chunk_by_size
+from bertworks.text.shard_writer import flat_arrays
 from bertworks.text.tokenizer import Tokenizer, truncated_lengths
+
+ShortIds = NDArray[np.int32]  # half the memory, for long texts
+Offsets = NDArray[np.int32]  # [n, 2]
+_T = TypeVar("_T")
 
 
 class Window(NamedTuple):
@@ -28,21 +34,38 @@ class Window(NamedTuple):
     own: NDArray[np.bool_]  # [end - start]
 
 
-def sliding_windows(count: int, room: int, step: int) -> list[Window]:
+class Lazy(Sequence[_T]):
+    """A sequence in which each value is made when it is read: all windows over a long text would need twenty times its
+    memory. A slice is such a sequence, too. make: number -> value."""
+
+    def __init__(self, numbers: range, make: Callable[[int], _T]):
+        self._numbers, self._make = numbers, make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        numbers = self._numbers[number]
+        return Lazy(numbers, self._make) if isinstance(numbers, range) else self._make(numbers)
+
+
+def sliding_windows(count: int, room: int, step: int) -> Lazy[Window]:
     """Windows of at most `room` tokens that begin `step` apart, over `count` tokens. A token that stands in several
     belongs to the one in which the smaller of its two contexts is largest, the longer window where that is equal, then
     the earlier one (google-research/bert `run_squad.py`, `_check_is_max_context`)."""
     step = min(step, room)
     starts = range(0, max(0, count - room) + step, step)
-    ends = [min(start + room, count) for start in starts]
-    best, owner = np.full(count, -1.0), np.zeros(count, np.int64)
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        places = np.arange(end - start)
-        score = np.minimum(places, places[::-1]) + 0.01 * (end - start)
-        better = score > best[start:end]
-        best[start:end][better] = score[better]
-        owner[start:end][better] = number
-    return [Window(s, e, owner[s:e] == number) for number, (s, e) in enumerate(zip(starts, ends, strict=True))]
+
+    def window(number: int) -> Window:
+        first = max(0, number - room // step)  # of the windows that may have a token in common
+        begin = np.array(starts[first : number + room // step + 1])[:, None]
+        end = np.minimum(begin + room, count)
+        places = np.arange(starts[number], min(starts[number] + room, count))
+        score = np.minimum(places - begin, end - 1 - places) + 0.01 * (end - begin)
+        score[(places < begin) | (places >= end)] = -1.0
+        return Window(starts[number], starts[number] + len(places), score.argmax(0) == number - first)
+
+    return Lazy(range(len(starts)), window)
 
 
 def centered_window(first: int, last: int, count: int, room: int) -> tuple[int, int]:
@@ -51,15 +74,17 @@ def centered_window(first: int, last: int, count: int, room: int) -> tuple[int, 
     return start, min(count, max(start + room, last))
 
 
-def tokens_in_span(offsets: NDArray[np.int64], start: int, end: int) -> Ids:
+def tokens_in_span(offsets: Offsets, start: int, end: int) -> Ids:
     """Which tokens, given by the characters [n, 2] that they cover, share a character with `start` to `end`."""
     return np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start) & (offsets[:, 0] < offsets[:, 1]))
 
 
 _AT_ONCE = 1000  # items that are tokenised together, or fewer
 _CHARACTERS = 1 << 20  # if these have more characters
+_WORDS = 1 << 14  # that are tokenised together
 SHOWN = 200  # characters of an example in words
 NO_TOKEN = -1  # the place of a token that belongs to no text
+_NO_OFFSETS: Offsets = np.zeros((0, 2), np.int32)
 
 
 def shortened(text: str) -> str:
@@ -71,14 +96,18 @@ class Features(NamedTuple):
     """An item as the network reads it."""
 
     item: Item
-    unit: list[Example]  # one sequence; one for each choice; or windows over a long text
+    unit: Sequence[Example]  # one sequence; one for each choice; or windows over a long text, `Lazy` if several
     num_truncated: int = 0  # tokens that are in no sequence
-    # For each prediction, in order: the number of the word (tagging) or token (spans, qa) that it is about,
-    # NONE for a token of the question or a special one.
-    places: Ids = np.zeros(0, np.int64)
-    own: NDArray[np.bool_] = np.zeros(0, np.bool_)  # qa: whether that token has its best context in that window
+    windows: Sequence[Window] = ()  # those of the unit: together they predict every token or word once, in order
+    begin: int = 0  # the position of a window in its sequence
     # Characters of the text, by token (spans, qa) or by word (tagging of a raw text).
-    offsets: NDArray[np.int64] = np.zeros((0, 2), np.int64)
+    offsets: Offsets = _NO_OFFSETS
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Tagging, spans: the words or tokens that are predicted."""
+        has_offsets, text = self.item.raw or len(self.offsets), self.item.texts[0]
+        return [text[start:end] for start, end in self.offsets.tolist()] if has_offsets else self.item.texts
 
 
 @dataclass(frozen=True)
@@ -207,62 +236,76 @@ class Featurizer:
     # --- an answer for every word, or every token
 
     def _tagging(self, items: list[Item]) -> Iterator[Features]:
-        places = iter(self.tokenizer.words([item.texts[0] for item in items if item.raw]))
-        offsets = [next(places) if item.raw else np.zeros((0, 2), np.int64) for item in items]
-        texts = [
-            [item.texts[0][start:end] for start, end in of_item.tolist()] if item.raw else item.texts
-            for item, of_item in zip(items, offsets, strict=True)
-        ]
-        pieces = iter(self.tokenizer.ids([word for of_item in texts for word in of_item]))
-        # A word of which the tokenizer leaves nothing still gets an answer.
-        words = [[piece or [self.tokenizer.unk_id] for piece in islice(pieces, len(of_item))] for of_item in texts]
-        rows = [np.array(list(chain.from_iterable(of_item)), np.int64) for of_item in words]
-        ends = np.cumsum([len(row) for row in rows])
-        document = np.concatenate(rows) if self.document_context else None
-        for item, of_item, row, end, where in zip(items, words, rows, ends, offsets, strict=True):
-            firsts = np.cumsum([0, *map(len, of_item)])[:-1]
-            tags = np.array([0 if item.label is None else self.labels.index(tag) for tag in item.label or of_item])
+        offsets = iter(self.tokenizer.words([item.texts[0] for item in items if item.raw]))
+        read = [Features(item, (), offsets=next(offsets) if item.raw else _NO_OFFSETS) for item in items]
+        words = [one.words for one in read]
+        document, ends = self._pieces(chain.from_iterable(words))
+        for one, of_item in zip(read, words, strict=True):
+            tokens, ends = ends[: len(of_item) + 1], ends[len(of_item) :]
+            row, firsts = document[tokens[0] : tokens[-1]], tokens[:-1] - tokens[0]
+            tags = np.zeros(len(of_item), np.int32)
+            if one.item.label is not None:
+                tags[:] = [self.labels.index(tag) for tag in one.item.label]
             room = self.max_length - self.tokenizer.template.num_special()
-            if document is None or len(row) > room:
-                yield self._in_windows(item, row, firsts, tags)._replace(offsets=where)
+            if not self.document_context or len(row) > room:
+                yield self._tagged(one.item, row, firsts, tags, one.offsets)
             else:
-                start, stop = centered_window(int(end) - len(row), int(end), len(document), room)
+                start, stop = centered_window(int(tokens[0]), int(tokens[-1]), len(document), room)
                 sequence = add_special_tokens([document[start:stop]], self.tokenizer.template)
-                positions = firsts + int(end) - len(row) - start + len(self.tokenizer.template.prefix)
-                example = _example(sequence, positions, tags)
-                yield Features(item, [example], places=np.arange(len(firsts)), offsets=where)
+                positions = tokens[:-1].astype(np.int64) - start + len(self.tokenizer.template.prefix)
+                yield one._replace(unit=[_example(sequence, positions, tags.astype(np.int64))])
+
+    def _pieces(self, words: Iterable[str]) -> tuple[ShortIds, ShortIds]:
+        """The tokens of all words, and where each word begins; last their number. A word of which the tokenizer leaves
+        nothing is one unknown token."""
+        groups = map(self.tokenizer.ids, chunk_by_size(words, _WORDS, lambda _: 1))
+        arrays = [flat_arrays([piece or [self.tokenizer.unk_id] for piece in pieces]) for pieces in groups]
+        ids, counts = map(np.concatenate, zip(flat_arrays([[]]), *arrays))
+        return ids, counts.cumsum(dtype=np.int32)
 
     def _spans(self, items: list[Item]) -> Iterator[Features]:
         encodings = self.tokenizer.arrays([item.texts[0] for item in items])
         for item, (row, offsets) in zip(items, encodings, strict=True):
-            tags = np.full(len(row), self.labels.index("O"))
+            tags = np.full(len(row), self.labels.index("O"), np.int32)
             for start, end, kind in item.label or ():
                 covered = tokens_in_span(offsets, start, end)
                 tags[covered] = self.labels.index(f"I-{kind}")
                 tags[covered[:1]] = self.labels.index(f"B-{kind}")
-            yield self._in_windows(item, row, np.arange(len(row)), tags)._replace(offsets=offsets)
+            yield self._tagged(item, row, np.arange(len(row), dtype=np.int32), tags, offsets)
 
-    def _in_windows(self, item: Item, row: Ids, predicted: Ids, tags: Ids) -> Features:
+    def _tagged(self, item: Item, row: ShortIds, predicted: ShortIds, tags: ShortIds, offsets: Offsets) -> Features:
         """predicted: positions in the row, ascending; each is predicted in the window where it has most context."""
-        unit, places = [], []
-        for window, sequence, begin in self._windows(row):
-            numbers = np.flatnonzero((predicted >= window.start) & (predicted < window.end))
-            numbers = numbers[window.own[predicted[numbers] - window.start]]
-            unit.append(_example(sequence, predicted[numbers] - window.start + begin, tags[numbers]))
-            places.append(numbers)
-        return Features(item, unit, places=np.concatenate(places))
 
-    def _windows(self, row: Ids, step: int = 0, *before: Ids) -> Iterator[tuple[Window, TokenSequence, int]]:
-        """Windows over a text, their sequences with the segments `before`, and the positions at which they begin. step:
-        by which they advance; 0: by half of them."""
-        template = self.tokenizer.template
-        room = self.max_length - sum(map(len, before)) - template.num_special(len(before) + 1)
-        types = dict[int, Ids]()  # those of a length are kept once: a long text has many windows
-        for window in sliding_windows(len(row), room, step or max(1, room // 2)):
+        def part(window: Window, begin: int, _: int) -> tuple[Ids, Ids]:
+            inside = slice(*np.searchsorted(predicted, (window.start, window.end)))
+            places = predicted[inside].astype(np.int64) - window.start
+            return places[window.own[places]] + begin, tags[inside][window.own[places]].astype(np.int64)
+
+        return self._in_windows(item, row, part, offsets)
+
+    def _in_windows(
+        self, item: Item, row: ShortIds, part: Callable[[Window, int, int], tuple[Ids, Ids]], offsets: Offsets,
+        step: int = 0, before: Sequence[Ids] = (),
+    ) -> Features:  # fmt: skip
+        """An item with windows over its text.
+
+        Args:
+            part: a window, its position in its sequence, the length of that -> what is predicted from which positions.
+            step: by which windows advance; 0: by half of them.
+            before: segments in front of each window.
+        """
+        template, used = self.tokenizer.template, sum(map(len, before))
+        special = template.num_special(len(before) + 1)
+        room, begin = self.max_length - used - special, used + special - len(template.suffix)
+        windows = sliding_windows(len(row), room, step or max(1, room // 2))
+
+        def example(number: int) -> Example:
+            window = windows[number]
             sequence = add_special_tokens([*before, row[window.start : window.end]], template)
-            same = types.setdefault(len(sequence.input_ids), sequence.token_type_ids)
-            sequence = sequence._replace(token_type_ids=same)
-            yield window, sequence, len(sequence.input_ids) - len(template.suffix) - len(window.own)
+            return _example(sequence, *part(window, begin, len(sequence.input_ids)))
+
+        unit = Lazy(range(len(windows)), example)
+        return Features(item, unit if len(unit) > 1 else [*unit], windows=windows, begin=begin, offsets=offsets)
 
     # --- where the answer to a question stands
 
@@ -271,18 +314,15 @@ class Featurizer:
         contexts = self.tokenizer.arrays([item.texts[1] for item in items])
         for item, (whole, count), (row, offsets) in zip(items, questions, contexts, strict=True):
             question = whole[: min(self.max_question, self.max_length // 2)]
-            first, last = _answer(item, offsets)
-            unit, places, own, every = [], [], [], np.arange(self.max_length)
-            for window, sequence, begin in self._windows(row, self.stride, question):
-                inside = window.start <= first and last < window.end
-                labels = [first - window.start + begin, last - window.start + begin] if inside else [0, 0]
-                n, context = len(sequence.input_ids), slice(begin, begin + len(window.own))
-                unit.append(_example(sequence, every[:n], np.array(labels)))
-                numbers, best = np.full(n, NO_TOKEN), np.zeros(n, np.bool_)
-                numbers[context], best[context] = np.arange(window.start, window.end), window.own
-                places.append(numbers)
-                own.append(best)
-            yield Features(item, unit, count - len(question), np.concatenate(places), np.concatenate(own), offsets)
+            part = partial(_answered, *_answer(item, offsets))
+            found = self._in_windows(item, row, part, offsets, self.stride, [question])
+            yield found._replace(num_truncated=count - len(question))
+
+
+def _answered(first: int, last: int, window: Window, begin: int, length: int) -> tuple[Ids, Ids]:
+    """What a window over a context predicts. first, last: the tokens of the answer, in the context."""
+    inside = window.start <= first and last < window.end
+    return np.arange(length), np.array([first, last]) - window.start + begin if inside else np.zeros(2, np.int64)
 
 
 _TOGETHER = ("choice", "classification", "multilabel", "regression")
@@ -291,7 +331,8 @@ _TOGETHER = ("choice", "classification", "multilabel", "regression")
 def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
     """What is learned from an item: choices and the texts of a pair belong together, windows do not; a window that
     predicts nothing is left out."""
-    return [encoded.unit] if task in _TOGETHER else [[one] for one in encoded.unit if len(one.target.positions)]
+    unit = encoded.unit
+    return [unit] if task in _TOGETHER else [unit[n : n + 1] for n, one in enumerate(unit) if len(one.target.positions)]
 
 
 def _example(sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]) -> Example:
@@ -299,7 +340,7 @@ def _example(sequence: TokenSequence, positions: Ids | list[int], labels: NDArra
     return Example(sequence.input_ids, sequence.token_type_ids, {"task": target})
 
 
-def _answer(item: Item, offsets: NDArray[np.int64]) -> tuple[int, int]:
+def _answer(item: Item, offsets: Offsets) -> tuple[int, int]:
     """First and last token of the first answer; -1, which is in no window, where there is none."""
     if not item.label:
         return NO_TOKEN, NO_TOKEN

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, dropwhile, groupby
 from statistics import mode
+from sys import intern
 from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
@@ -170,18 +171,18 @@ def read_conll(
     Raises:
         BertworksError: a line has fewer or more cells, or an empty token or tag.
     """
-    document, words = 0, list[tuple[int, str, list[str]]]()
+    document, first, tokens, tags, kept = 0, 0, list[str](), list[str](), list[str]()
     for kind, number, line, cells in _conll_lines(chain(lines, [(0, "")]), layout):
         if kind == "word":
-            line = line.removesuffix("\r")
+            first, line = first or number, line.removesuffix("\r")
             _check_conll_line(name, number, line, cells, layout)
-            words.append((number, line, cells))
-        elif kind == "end" and words:
-            values: dict[str, Any] = {"tokens": [cells[layout.word] for *_, cells in words]}
-            if layout.tag is not None:
-                values["tags"] = [cells[layout.tag] for *_, cells in words]
-            yield words[0][0], {**values, "document": document, "lines": [line for _, line, _ in words]}
-            words = []
+            tokens.append(intern(cells[layout.word]))  # kept once: a long sentence repeats most of its words
+            tags.append(intern(cells[layout.tag or 0]))
+            kept.append(intern(line))
+        elif kind == "end" and tokens:
+            values = {"tokens": tokens} if layout.tag is None else {"tokens": tokens, "tags": tags}
+            yield first, {**values, "document": document, "lines": kept}
+            first, tokens, tags, kept = 0, [], [], []
         document += kind != "word" and _DOCUMENT.match(line) is not None
 
 

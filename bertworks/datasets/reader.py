@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from sys import intern
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
@@ -139,9 +140,12 @@ class RowReader:
             return current
 
         for name, group in itertools.groupby(self._rows(), sentence):
-            rows = list(group)
-            written = {key: [values.get(key) for _, values in rows] for key in self.columns}
-            yield Row(written | {column: name}, f"{self.name}:{rows[0][0]}", written)
+            first, written = "", {key: list[Any]() for key in self.columns}
+            for place, values in self._within(group, f": all its words have one {column!r}"):
+                first = first or f"{self.name}:{place}"
+                for key, cells in written.items():
+                    cells.append(intern(values[key]) if type(values.get(key)) is str else values.get(key))
+            yield Row(written | {column: name}, first, written)
 
     @property
     def unlabelled(self) -> IssueCounter:
@@ -169,7 +173,8 @@ class RowReader:
 
     def _parquet_rows(self) -> _Rows:
         with tables.open_parquet(self.path, self.name) as file:
-            rows = (row for batch in tables.batches_of(file) for row in batch.to_pylist())
+            batches = tables.batches_of(file, None, self.name, self._largest)
+            rows = (row for batch in batches for row in batch.to_pylist())
             for number, values in enumerate(rows, 1):
                 self._check_size(number, str(values))
                 yield number, values
@@ -207,7 +212,7 @@ class RowReader:
         if treebank or chosen or reader.format == "conll" or annotations.looks_like_conll(sample):
             layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
-            return "conll", columns, lambda: annotations.read_conll(self._lines(), self.name, layout)
+            return "conll", columns, lambda: annotations.read_conll(self._conll_lines(), self.name, layout)
         return self._recognize_table(reader.format, sample)
 
     def with_tags(self, tags: Iterable[str]) -> Iterator[str]:
@@ -220,6 +225,20 @@ class RowReader:
         largest = max(text_files.LARGEST_LINE, self._largest) if long or whole else self._largest
         lines = utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
         return itertools.islice(lines, self._skipped, None)
+
+    def _conll_lines(self) -> Iterator[tuple[int, str]]:
+        """`_lines`, with a limit for those of a sentence."""
+        for _, lines in itertools.groupby(self._lines(), lambda numbered: not numbered[1].strip()):
+            yield from self._within(lines, ": no blank line ends this sentence")
+
+    def _within(self, parts: Iterable[tuple[int | str, Any]], why: str) -> Iterator[tuple[Any, Any]]:
+        """The parts of a row, which has a limit. why: where it would end."""
+        first, size = "", 0
+        for place, part in parts:
+            first, size = first or f"{self.name}:{place}", size + len(str(part).strip().encode("utf-8", "replace"))
+            if size > self._largest:
+                raise text_files.too_large(first, self._largest, why)
+            yield place, part
 
     # --- tables ---
 

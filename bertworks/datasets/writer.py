@@ -71,7 +71,8 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> int:
     count = 0
     with _open_output(path) as stream:
         for line in lines:
-            stream.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+            stream.write(line.encode("utf-8", "backslashreplace"))
+            stream.write(b"\n")
             count += 1
         stream.flush()
     return count

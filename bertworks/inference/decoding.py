@@ -1,5 +1,6 @@
 """Logits -> labels with probabilities, tags, entities, and answers with their positions in the text."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from bertworks.training.task_heads import TaskHead
 Answer = dict[str, Any]
 Logits = NDArray[np.float32]
 NOWHERE = 1e9  # the margin of "no answer" if no span can be an answer
+_AT_ONCE = 1 << 16  # words or tokens of a long text
 NUM_BEST_SPANS = 20  # starts and ends that are combined, and answers that are kept
 
 
@@ -31,10 +33,10 @@ class Decoder:
     config: TaskConfig
 
     def __call__(self, features: Features, logits: Logits) -> Answer:
-        labels = self.config.labels
-        if self.config.task != "regression":
+        labels, task = self.config.labels, self.config.task
+        if task in ("classification", "multilabel", "choice"):
             logits = logits / np.float32(self.config.temperature)
-        match self.config.task:
+        match task:
             case "classification":
                 p = softmax(logits[0])
                 return {"label": labels[int(p.argmax())], "score": float(p.max()), "scores": self._by_label(p)}
@@ -56,21 +58,24 @@ class Decoder:
         return dict(zip(self.config.labels, p.tolist(), strict=True))
 
     def _tags(self, features: Features, logits: Logits) -> Answer:
-        """The words or tokens, the best label of each and its probability; of a text also its entities."""
-        labels, p = self.config.labels, softmax(logits)
-        best, scores = np.empty(len(p), np.int64), np.empty(len(p))
-        best[features.places], scores[features.places] = p.argmax(-1), p.max(-1)
-        answer: Answer = {"tags": [labels[n] for n in best], "scores": scores.tolist()}
-        if self.config.task == "tagging" and not features.item.raw:
-            return answer | {"words": list(features.item.texts)}
+        """The best label of each word or token and its probability; of a text also its entities, and its words."""
+        tags, scores = list[str](), array("d")
+        for start in range(0, len(logits), _AT_ONCE):
+            p = softmax(logits[start : start + _AT_ONCE] / np.float32(self.config.temperature))
+            tags += [self.config.labels[n] for n in p.argmax(-1)]
+            scores.frombytes(p.max(-1).tobytes())
+        answer: Answer = {"tags": tags, "scores": scores}
+        if features.item.raw:
+            answer["words"] = features.words
+        elif self.config.task == "tagging":
+            return answer
         text, offsets, entities = features.item.texts[0], features.offsets, []
-        answer["words"] = [text[start:end] for start, end in offsets.tolist()]
         if (scheme := self.config.tag_scheme) is None:
             return answer
-        for first, last, kind in tag_runs(answer["tags"], scheme):
+        for first, last, kind in tag_runs(tags, scheme):
             start, end = _strip_span(text, offsets[first, 0], offsets[last - 1, 1])
             if start < end:
-                score = float(scores[first:last].mean())
+                score = float(np.mean(scores[first:last]))
                 entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
         return answer | {"entities": entities}
 
@@ -78,19 +83,20 @@ class Decoder:
         """The best answers over all windows, by the sum of the logits of their first and last token; and the margin by
         which "no answer" is better (google-research/bert `run_squad.py`, `write_predictions`). With a threshold, there
         is no answer if the margin exceeds it."""
-        spans: list[tuple[float, int, int]] = []
+        best = dict[str, tuple[Any, ...]]()  # by text: score, first and last token, start, end
         no_answer, start, context = NOWHERE, 0, features.item.texts[1]
-        for example in features.unit:
+        for example, window in zip(features.unit, features.windows, strict=True):
             end = start + len(example.input_ids)
-            part = slice(start, end)
-            spans += best_spans(logits[part], features.places[part], features.own[part], self.config.max_answer)
-            no_answer, start = min(no_answer, float(logits[start].sum())), end
-        best: dict[str, Answer] = {}  # by text
-        for score, first, last in sorted(spans, reverse=True):
-            a, b = _strip_span(context, features.offsets[first, 0], features.offsets[last, 1])
-            if a < b and len(best) < NUM_BEST_SPANS:
-                best.setdefault(context[a:b], {"text": context[a:b], "start": a, "end": b, "score": score})
-        answers, threshold = list(best.values()), self.config.threshold
+            part = logits[start:end] / np.float32(self.config.temperature)
+            no_answer, start = min(no_answer, float(part[0].sum())), end
+            part, places = part[features.begin :][: len(window.own)], np.arange(window.start, window.end)
+            spans, best = [*best.values(), *best_spans(part, places, window.own, self.config.max_answer)], {}
+            for score, first, last, *_ in sorted(spans, reverse=True):
+                a, b = _strip_span(context, features.offsets[first, 0], features.offsets[last, 1])
+                if a < b and len(best) < NUM_BEST_SPANS:
+                    best.setdefault(context[a:b], (score, first, last, a, b))
+        answers = [{"text": text, "start": a, "end": b, "score": score} for text, (score, _, _, a, b) in best.items()]
+        threshold = self.config.threshold
         margin = no_answer - answers[0]["score"] if answers else NOWHERE
         scores = [answer["score"] for answer in answers] + ([] if threshold is None else [no_answer])
         p = softmax(np.array(scores)).tolist() if scores else [0.0]

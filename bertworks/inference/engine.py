@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
+from bertworks.batching.features import Lazy
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state, weights_sha256
@@ -338,20 +339,25 @@ def compute_each(
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
+    results, parts = list[NDArray[np.float32]](), list[tuple[ExampleGroup, NDArray[np.float32]]]()
+    for unit in units:
+        counts = [len(e.target.positions) if e.targets else 1 for e in unit]
+        results.append(np.empty((sum(counts), *shape), np.float32))
+        is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > BATCH_TOKENS  # many windows
+        groups = [unit[n : n + 1] for n in range(len(unit))] if is_long else [unit]
+        parts += zip(groups, np.split(results[-1], np.cumsum(counts)[: len(groups) - 1]), strict=True)
     # A unit without predictions, such as a text without words to tag, is left out.
-    present = [n for n, unit in enumerate(units) if any(not e.targets or len(e.target.positions) for e in unit)]
-    lengths, sizes = [longest_sequence(units[n]) for n in present], [len(units[n]) for n in present]
-    parts = token_budget_indices(lengths, sizes, BATCH_TOKENS)
-    results = [np.zeros((0, *shape), np.float32)] * len(units)
-    for indices in (part[n : n + most] for part in parts for n in range(0, len(part), most)):
-        numbers = [present[index] for index in indices]
-        batch = collate([example for number in numbers for example in units[number]]).to(device)
+    parts = [(group, rows) for group, rows in parts if len(rows)]
+    lengths, sizes = [longest_sequence(group) for group, _ in parts], [len(group) for group, _ in parts]
+    batches = token_budget_indices(lengths, sizes, BATCH_TOKENS)
+    for numbers in (batch[n : n + most] for batch in batches for n in range(0, len(batch), most)):
+        batch = collate([example for number in numbers for example in parts[number][0]]).to(device)
         THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             result = compute(batch).float().cpu().numpy()
-        counts = [sum(len(e.target.positions) if e.targets else 1 for e in units[number]) for number in numbers]
+        counts = [len(parts[number][1]) for number in numbers]
         for number, rows in zip(numbers, np.split(result, np.cumsum(counts)[:-1]), strict=True):
-            results[number] = rows
+            parts[number][1][:] = rows
     if training:
         model.train()
     return results

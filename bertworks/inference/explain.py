@@ -316,7 +316,7 @@ def _explained(
             attributed = encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0]
             return attributed, zip(encoded.item.texts[1:], scores, strict=True)
         case "tagging" | "spans":
-            words, tags = answer["words"], answer["tags"]
+            words, tags = encoded.words, answer["tags"]
             entities = [(entity["text"], entity["type"]) for entity in answer.get("entities", ())]
             return _tag_output(d, encoded, words, tags, target), entities if d.task == "spans" else zip(words, tags)
         case "qa":
@@ -343,7 +343,7 @@ def _tag_output(
     d: TaskConfig, encoded: Features, words: Sequence[str], tags: Sequence[str], target: str | None
 ) -> _Attributed:
     """The tag of one word, or of one token of spans: the target, else the first that is not O, else the first."""
-    if not words:
+    if not tags:
         return encoded.unit[0], "", None
     if target is not None and target not in words:
         raise UsageError(f"the word {target!r} is not in the text, as the tokenizer splits it",
@@ -358,7 +358,9 @@ def _span_output(encoded: Features, answer: Answer) -> _Attributed:
     if not answer["answer"]:
         return encoded.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
     tokens = tokens_in_span(encoded.offsets, answer["start"], answer["end"])
-    (start,) = np.flatnonzero((encoded.places == tokens[0]) & encoded.own)
-    example, first = _in_window(encoded, int(start))
+    starts = ((n, int(tokens[0]) - window.start, window.own) for n, window in enumerate(encoded.windows))
+    number, start = next((n, start) for n, start, own in starts if 0 <= start < len(own) and own[start])
+    example = encoded.unit[number]
+    first = encoded.begin + start - len(example.input_ids)
     last = first + len(tokens) - 1
     return example, f"the answer “{answer['answer']}” (its score)", lambda x: x[:, first, 0] + x[:, last, 1]

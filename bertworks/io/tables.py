@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from bertworks.errors import BertworksError, UsageError, listed, quoted
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
+from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
 
 _T = TypeVar("_T")
 COLUMN_NAMES = tomllib.loads(Path(__file__).with_name("column_names.toml").read_text(encoding="utf-8"))
@@ -245,18 +245,23 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
         raise BertworksError(what, where=name, hint="fetch it again, or leave it out") from error
 
 
-def batches_of(file: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+def batches_of(file: Any, columns: Sequence[str] | None = None, name: str = "", limit: int = 1 << 40) -> Iterator[Any]:
     """The rows of a Parquet file in parts that are small as Python values, too: a kilobyte can hold gigabytes of one
-    text."""
+    text. BertworksError for a row with more bytes of text than `limit`; it is not read if it is alone."""
     from pyarrow import compute
 
     groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
     size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
-    most = max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size))))
+    if size > 2 * limit + BLOCK_SIZE:  # on average, with room for what is not text
+        raise too_large(name, limit)
+    most, first = max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size)))), 1
     for batch in file.iter_batches(batch_size=most, columns=columns):
-        texts = [column.dictionary for column in batch.columns if hasattr(column, "dictionary")]
-        largest = sum(compute.max(compute.binary_length(text)).as_py() or 0 for text in texts)
-        step = max(1, _PARQUET_BYTES // max(1, largest))
+        texts = (column for column in batch.columns if hasattr(column, "dictionary"))
+        sizes = (compute.binary_length(text.dictionary).take(text.indices).fill_null(0).to_pylist() for text in texts)
+        row, largest = max(enumerate(map(sum, zip(*sizes)), first), key=lambda pair: pair[1], default=(first, 0))
+        if largest > limit:
+            raise too_large(f"{name}:{row}", limit)
+        step, first = max(1, _PARQUET_BYTES // max(1, largest)), first + len(batch)
         yield from (batch.slice(start, step) for start in range(0, len(batch), step))
 
 

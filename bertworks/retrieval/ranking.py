@@ -16,6 +16,7 @@ from hashlib import blake2b
 from importlib import import_module, metadata
 from pathlib import Path
 from pkgutil import iter_modules
+from sys import intern
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ def words_of(text: str, language: str | None = None) -> list[str]:
     """The words of a text, in order. language: of the stemmer that reduces them; None: they stay as they are."""
     words: list[str] = []
     for match in _WORD.finditer(unicodedata.normalize("NFKC", text).lower()):
-        run = match[0]
+        run = intern(match[0])  # kept once: a long text repeats most of its words
         words += [run] if match[1] is None or len(run) == 1 else [run[i : i + 2] for i in range(len(run) - 1)]
     return [_stem(word, language) for word in words] if language else words
 

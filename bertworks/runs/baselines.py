@@ -180,15 +180,15 @@ def sample(rows: Sequence[Features], most: int, seed: int) -> list[Features]:
 
 
 def _sampled(rows: Sequence[Features], most: int, seed: int) -> list[int]:
-    """The numbers of the rows of a sample."""
+    """The numbers of the rows of a sample. A row that is larger than a sample is in none, if there are others."""
     members: dict[Any, list[int]] = {}
     for number in np.random.default_rng(seed).permutation(len(rows)).tolist():
         label = rows[number].item.label
         members.setdefault(label if isinstance(label, str) else None, []).append(number)
     places = {n: (place + 0.5) / len(group) for group in members.values() for place, n in enumerate(group)}
-    ordered = sorted(places, key=places.__getitem__)
-    sizes = np.cumsum([sum(len(example.input_ids) for example in rows[number].unit) for number in ordered])
-    return ordered[: max(1, int((sizes <= most).sum()))]
+    sizes = [sum(len(example.input_ids) for example in row.unit) for row in rows]
+    ordered = [n for n in sorted(places, key=places.__getitem__) if sizes[n] <= max(most, min(sizes))]
+    return ordered[: max(1, int((np.cumsum([sizes[n] for n in ordered]) <= most).sum()))]
 
 
 def _targets(row: Features) -> NDArray[Any]:
@@ -293,16 +293,15 @@ def _counted(train: Sequence[Features], held_out: Sequence[Features]) -> list[An
     """Of every predicted word or token: itself, its ends and shape, and its neighbours."""
     from sklearn.feature_extraction.text import CountVectorizer
 
-    words, new = (list(chain.from_iterable(map(_features_of_words, rows))) for rows in (train, held_out))
+    words, new = (chain.from_iterable(map(_features_of_words, rows)) for rows in (train, held_out))
     vectorizer = CountVectorizer(analyzer=lambda features: features, dtype=np.float64)
     return [vectorizer.fit_transform(words), vectorizer.transform(new)]
 
 
 def _features_of_words(row: Features) -> Iterator[list[str]]:
-    texts = row.item.texts
-    words = [texts[0][start:end] for start, end in row.offsets.tolist()] if len(row.offsets) else texts
+    words = row.words
     padded = ["", "", *(word.lower() for word in words), "", ""]
-    for n in row.places.tolist():
+    for n in range(len(words)):
         word, near = words[n], [f"{k}={padded[n + k]}" for k in range(5)]
         kinds = ("A" if c.isupper() else "a" if c.islower() else "0" if c.isdigit() else c for c in word)
         shape = "".join(kind for kind, _ in groupby(kinds))
@@ -312,8 +311,10 @@ def _features_of_words(row: Features) -> Iterator[list[str]]:
 
 def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> list[Answer]:
     """The sentence of each context that has the largest tf-idf cosine with the question."""
-    contexts = {context: split_sentences(context) for context in dict.fromkeys(row.item.texts[1] for row in rows)}
-    vectorizer = _vectorizer(list({row.item.texts[1] for row in train} | contexts.keys()))
+    every = dict.fromkeys(row.item.texts[1] for row in rows)
+    contexts = {context: split_sentences(context[:_LONGEST_TEXT]) for context in every}
+    learned = {row.item.texts[1] for row in train} | contexts.keys()
+    vectorizer = _vectorizer([context[:_LONGEST_TEXT] for context in learned])
     questions = vectorizer.transform([row.item.texts[0] for row in rows])
     vectors = {context: vectorizer.transform(sentences) for context, sentences in contexts.items()}
     answers: list[Answer] = []

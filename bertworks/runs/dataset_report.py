@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertworks.batching.batch import longest_sequence
-from bertworks.batching.features import NO_TOKEN, Features
+from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.annotations import tag_scheme
@@ -25,6 +25,7 @@ from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.task_metrics import TASKS, named_spans
+from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
@@ -34,7 +35,9 @@ from bertworks.training.recipe import default_max_length, load_finetune_recipe
 BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
 NUM_EXAMPLES = 2  # words that are named
 SHOWN_LABELS = 8
+COUNTED = 1 << 20  # tokens or characters that are counted together
 SAMPLE = 500  # texts that are searched for unknown words
+SAMPLED = 1 << 16  # characters of a text that are searched for other problems
 RARE = 10  # examples of a label; with fewer, little can be learned
 FEW_DEV, FEW_TRAIN = 200, 100
 MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
@@ -169,7 +172,7 @@ def make_dataset_report(
         **_same_texts(data, tokenizer.lowercase),
         **_vocabulary(both, tokenizer),
     )
-    texts = [" ".join(item.texts) for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
+    texts = [" ".join(item.texts)[:SAMPLED] for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
     found = [*_row_warnings(report), *_text_warnings(report, texts, tokenizer)]
     return replace(report, warnings=[*tokenizer.notes, *found])
 
@@ -239,10 +242,7 @@ def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
         return prompt + max(choices) + 3
     if len(features.unit) == 1 or task not in ("tagging", "spans", "qa"):  # both texts of a pair may be one each
         return longest_sequence(features.unit) + features.num_truncated
-    if task == "tagging":
-        return sum(map(len, tokenizer.ids(features.item.texts))) + 2
-    others = (features.places[: len(features.unit[0].input_ids)] == NO_TOKEN).sum() if task == "qa" else 2
-    return len(features.offsets) + int(others)
+    return features.windows[-1].end + len(features.unit[0].input_ids) - len(features.windows[0].own)
 
 
 def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
@@ -274,12 +274,16 @@ def _row_name(item: Item) -> str:
 def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
     """Fraction of [UNK] among the tokens, the most frequent words of a sample that cause them, tokens per word."""
     unk = tokenizer.unk_id
-    ids = np.concatenate([example.input_ids for item in features for example in item.unit])
-    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    examples = (example.input_ids for item in features for example in item.unit)
+    for group in chunk_by_size(examples, COUNTED, len):
+        counts += np.bincount(np.concatenate(group), minlength=len(counts))
     counts[sorted(tokenizer.special_ids - {unk})] = 0
     total = int(counts.sum())
     rows = (item.item for item in features if any(unk in example.input_ids for example in item.unit))
-    words = Counter(chain.from_iterable(tokenizer.unknown(item.texts) for item in islice(rows, SAMPLE)))
+    texts, words = chain.from_iterable(item.texts for item in islice(rows, SAMPLE)), Counter[str]()
+    for some in chunk_by_size(texts, COUNTED, lambda text: 64 + len(text)):
+        words.update(tokenizer.unknown(some))
     return {
         "unknown": int(counts[unk]) / max(1, total),
         "unknown_words": [word for word, _ in words.most_common(NUM_EXAMPLES)],

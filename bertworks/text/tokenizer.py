@@ -281,9 +281,9 @@ class Tokenizer:
         """`encode_batch`, one result at a time, so that memory does not grow with the number of texts."""
         return (self._finish([begun], max_length) for begun in self._begin(texts, max_length))
 
-    def arrays(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """For each text its ids [n] and offsets [n, 2], those of `encode` without the template. They need a tenth of
-        the memory of an `Encoding`."""
+    def arrays(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """For each text its ids [n] and offsets [n, 2], those of `encode` without the template. They need a twentieth
+        of the memory of an `Encoding`."""
         short = self._short(texts)
         for number, parts in groupby(self._parts(self._plain, short), itemgetter(0)):
             ids, offsets = [], []
@@ -291,17 +291,17 @@ class Tokenizer:
                 whole = self._library.post_process(part)
                 inner = self.template.inner(len(whole))
                 ids.append(np.array(whole.ids[inner][skipped:], np.int32))
-                offsets.append(np.array(whole.offsets[inner][skipped:], np.int32).reshape(-1, 2) + start)
-            arrays = np.concatenate(ids, dtype=np.int64), np.concatenate(offsets, dtype=np.int64)
-            del ids, offsets
-            yield arrays[0], short[number].places(arrays[1])
+                places = np.array(whole.offsets[inner][skipped:], np.int32).reshape(-1, 2)
+                offsets.append(short[number].places(places + start))
+            ids, offsets = [np.concatenate(ids)], [np.concatenate(offsets)]
+            yield ids[0], offsets[0]
 
-    def words(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """int64 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
+    def words(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """int32 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
         and other characters that it removes are in no word."""
-        short, words = self._short(texts), list[NDArray[np.int64]]()
+        short, words = self._short(texts), list[NDArray[np.int32]]()
         for number, parts in groupby(self._parts(self._literal, short), itemgetter(0)):
-            found = [np.zeros((0, 2), np.int64)]
+            found = [np.zeros((0, 2), np.int32)]
             for _, begin, skipped, part in parts:
                 spans = tokenizer_pipeline.words_of(short[number].text, begin, skipped, part)
                 in_word = skipped and part.word_ids[skipped - 1 : skipped] == part.word_ids[skipped : skipped + 1]

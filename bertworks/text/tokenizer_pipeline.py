@@ -199,8 +199,8 @@ class ShortText(NamedTuple):
     """A text without characters that no token depends on."""
 
     text: str
-    cuts: NDArray[np.int64] = np.zeros(0, np.int64)  # where characters were left out, in the short text
-    left_out: NDArray[np.int64] = np.zeros(1, np.int64)  # [cuts + 1]: characters before and after each of these places
+    cuts: NDArray[np.int32] = np.zeros(0, np.int32)  # where characters were left out, in the short text
+    left_out: NDArray[np.int32] = np.zeros(1, np.int32)  # [cuts + 1]: characters before and after each of these places
 
     @classmethod
     def of(cls, text: str, runs: re.Pattern[str] | None) -> Self:
@@ -209,12 +209,12 @@ class ShortText(NamedTuple):
         spans = [(run.start() + half, run.end() - half) for run in (runs.finditer(text) if runs else ())]
         if not spans:
             return cls(text)
-        starts, ends = np.array(spans, np.int64).T
+        starts, ends = np.array(spans, np.int32).T
         kept = [text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True)]
-        left_out = np.cumsum([0, *(ends - starts)])
+        left_out = np.cumsum([0, *(ends - starts)], dtype=np.int32)
         return cls("".join(kept), starts - left_out[:-1], left_out)
 
-    def places(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    def places(self, offsets: NDArray[np.int32]) -> NDArray[np.int32]:
         """Places in the short text -> in the text."""
         return offsets + self.left_out[np.searchsorted(self.cuts, offsets)] if len(self.cuts) else offsets
 
@@ -270,7 +270,7 @@ def with_marks(text: str, end: int) -> int:
     return end
 
 
-def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int64]:
+def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int32]:
     """The words of a part of a text. begin, skipped: see `Tokenizer._parts`."""
     spans: list[tuple[int, int]] = []
     tokens = list(zip(encoding.word_ids, encoding.offsets))[skipped:]
@@ -280,7 +280,7 @@ def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.i
         start += len(text[start:end]) - len(text[start:end].lstrip())  # the space in front may belong to the word
         if start < end:
             spans.append((start, with_marks(text, end)))
-    return np.array(spans, np.int64).reshape(-1, 2)
+    return np.array(spans, np.int32).reshape(-1, 2)
 
 
 def tokens_in_order(ids: dict[str, int]) -> list[str]:
