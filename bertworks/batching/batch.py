@@ -168,3 +168,7 @@ def token_budget_indices(lengths: Sequence[int], sizes: Sequence[int], tokens: i
 def longest_sequence(group: ExampleGroup) -> int:
     """Tokens of the longest sequence of a group."""
     return max(len(example.input_ids) for example in group)
+
+
+def num_tokens(groups: Sequence[ExampleGroup]) -> int:
+    return sum(len(example.input_ids) for group in groups for example in group)

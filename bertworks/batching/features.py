@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.sampling import Example, Ids, Target, TokenSequence, add_special_tokens
+from bertworks.batching.sampling import Example, Ids, Target, TokenSequence, add_special_tokens, keyed_rng
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.events import Event, printable
 from bertworks.io.processes import chunk_by_size
@@ -83,6 +83,10 @@ _AT_ONCE = 1000  # items that are tokenised together, or fewer
 _CHARACTERS = 1 << 20  # if these have more characters
 _WORDS = 1 << 14  # that are tokenised together
 SHOWN = 200  # characters of an example in words
+# Of questions that are made from texts: the most tokens of the text in which the answer stands (from short texts a
+# network learns in a few steps); the most tokens on each side of the answer that may be in the question; the fraction
+# of all tokens that are in no answer, the most frequent ones.
+CLOZE_TEXT, CLOZE_NEAR, FREQUENT = 64, 12, 0.4
 NO_TOKEN = -1  # the place of a token that belongs to no text
 _NO_OFFSETS: Offsets = np.zeros((0, 2), np.int32)
 
@@ -317,6 +321,30 @@ class Featurizer:
             part = partial(_answered, *_answer(item, offsets))
             found = self._in_windows(item, row, part, offsets, self.stride, [question])
             yield found._replace(num_truncated=count - len(question))
+
+    # --- questions that are made from texts
+
+    def clozes(self, items: Sequence[Item], count: int, seed: int) -> Iterator[ExampleGroup]:
+        """`count` questions about the contexts of as many items: the answer is a phrase, a stretch of rare tokens; the
+        question has some of the tokens around it, without order, 70 % of the rare and 30 % of the frequent ones. A text
+        may go on in the next context. Lewis et al. 2019 and Ram et al. 2021 make such questions from far more texts."""
+        rng, template = keyed_rng("clozes", seed), self.tokenizer.template
+        contexts = self.tokenizer.arrays([*dict.fromkeys(item.texts[1] for item in items[:count])])
+        ids = np.concatenate([*(row for row, _ in contexts), [self.tokenizer.unk_id]])  # contexts may have no tokens
+        counts, room = np.bincount(ids)[ids], self.max_length - template.num_special(2)
+        is_rare = (counts <= np.quantile(counts, 1 - FREQUENT)) | ~self.tokenizer.starts_word[ids]
+        phrases = np.flatnonzero(np.diff(is_rare, prepend=False, append=False)).reshape(-1, 2) - (0, 1)
+        length = min(CLOZE_TEXT, room - room // 3)
+        for first, last in phrases[rng.integers(len(phrases), size=count)].tolist():
+            last = min(last, first + length // 8)
+            before, after = rng.integers(2, CLOZE_NEAR, size=2, endpoint=True)
+            near = np.r_[max(0, first - before) : first, last + 1 : min(len(ids), last + 1 + after)]
+            near = near[rng.random(len(near)) < np.where(is_rare[near], 0.7, 0.3)]
+            start = rng.integers(max(0, last + 1 - length), first, endpoint=True)
+            question, text = ids[rng.permutation(near)[: room // 3]], ids[start : start + length]
+            sequence = add_special_tokens([question, text], template)
+            begin = len(sequence.input_ids) - len(template.suffix) - len(text) - start
+            yield [_example(sequence, [*range(len(sequence.input_ids))], np.array([first, last]) + begin)]
 
 
 def _answered(first: int, last: int, window: Window, begin: int, length: int) -> tuple[Ids, Ids]:

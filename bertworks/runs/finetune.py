@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertworks.batching.batch import num_tokens
 from bertworks.batching.features import Features
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig
@@ -35,7 +36,7 @@ from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
-from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, num_tokens
+from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
 from bertworks.runs.pretrain import seconds_of
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
@@ -112,7 +113,8 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
         raise UsageError(what, hint=f"--budget {needed}m{frozen}")
     if seconds * recipe.epochs <= left:  # 0 seconds: a linear head
         return job
-    recipe = replace(recipe, epochs=int(left / seconds))
+    epochs = int(left / seconds)
+    recipe = replace(recipe, epochs=epochs, cloze_steps=recipe.cloze_steps * epochs // recipe.epochs)
     return FinetuneJob(job.request, job.device, recipe, job.data, job.source)
 
 
@@ -301,7 +303,8 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
     early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
     rate, epochs = recipe.optimizer.learning_rate, f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"
-    steps = f"{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
+    clozes = f"{recipe.cloze_steps:,} steps on clozes, then " * (recipe.cloze_steps > 0)
+    steps = f"{clozes}{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
     return (
         f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{lstm}\n"
         f"method       {methods[0]}{clearly}\n"

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
+from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
 from bertworks.batching.features import training_groups
 from bertworks.checkpoints.model_folder import (
     Model,
@@ -170,7 +170,7 @@ class FinetuneJob:
 
     metric: the metric that selects the best checkpoint.
     model, head: the initial model, and the task of its own head; None: it has none, or it is not used.
-    train, dev: the items and their examples. groups: the training examples.
+    train, dev: the items and their examples. groups: the training examples. clozes: those of the first steps.
     config: of the network, which has embeddings only of the tokens in the data; the model folder has all of them.
     """
 
@@ -214,15 +214,17 @@ class FinetuneJob:
             self.head = folder.task_config
             check_same_task(self.head, d, request.model)
         labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
+        recipe = recipe if d.task == "qa" and self.head is None else replace(recipe, cloze_steps=0)
         recipe = resolve_recipe(recipe, len(self.groups), c, labels)
         self.recipe = recipe = resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
         self.precision = cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
-        self.num_steps = recipe.epochs * self.train_batches.steps_per_epoch
+        self.clozes = list(featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed))
+        self.num_steps = recipe.cloze_steps + recipe.epochs * self.train_batches.steps_per_epoch
         self.keeps, self.evaluates = recipe.select, not self.data.is_validated
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
-        self.vocab_subset = VocabSubset([*self.groups, *self.dev_units], c.vocab_size)
+        self.vocab_subset = VocabSubset([*self.groups, *self.clozes, *self.dev_units], c.vocab_size)
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids))
         if recipe.dropout >= 0:
             rates: dict[str, Any] = {name: recipe.dropout for name in DROPOUTS if getattr(c, name) is not None}
@@ -311,7 +313,9 @@ class FinetuneJob:
         return x, [np.concatenate([example.target.labels for example in one.unit]) for one in self.train]
 
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
-        return replace(self.train_batches, rank=rank, world_size=size)
+        labelled, first = replace(self.train_batches, rank=rank, world_size=size), self.recipe.cloze_steps
+        clozes = replace(labelled, groups=self.clozes)
+        return lambda step: clozes(step) if step < first else labelled(step - first)
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         assert isinstance(network, TaskModel)
@@ -326,7 +330,8 @@ class FinetuneJob:
 
     def enough(self, evaluated: int, best: int) -> bool:
         """Whether the score did not improve for `patience` evaluations."""
-        return self.keeps == "best" and 0 < self.recipe.patience * self.evaluate_every <= evaluated - best
+        waited = evaluated - max(best, self.recipe.cloze_steps)
+        return self.keeps == "best" and 0 < self.recipe.patience * self.evaluate_every <= waited
 
     def baseline(self) -> tuple[str, dict[str, Any]] | None:
         """A trivial prediction, as text and figures: none."""
@@ -345,6 +350,7 @@ class FinetuneJob:
         return float(steps)
 
     def progress(self, step: int) -> dict[str, Any]:
+        step = max(0, step - self.recipe.cloze_steps)
         return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
 
     def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None) -> str:
@@ -385,7 +391,7 @@ TIMING_SECONDS = 0.5  # of measurement, or three steps
 
 def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> float:
     """Seconds of the whole training with all evaluations, if it does not end early: timed on a random network of the
-    same size, on examples of all lengths."""
+    same size, on examples of all lengths. A backward pass costs as much as two forward passes."""
     recipe = job.recipe
     with meta_device_init():
         network = job.network().to_empty(device=device)
@@ -402,8 +408,7 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
         head_only, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
         once, per_batch = per_batch - head_only, head_only
     evaluations = -(-job.num_steps // job.evaluate_every)
-    # A backward pass costs as much as two forward passes.
-    tokens = recipe.epochs * train_tokens / processes + evaluations * dev_tokens / 3
+    tokens = (num_tokens(job.clozes) + recipe.epochs * train_tokens) / processes + evaluations * dev_tokens / 3
     return (once * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids) + update * job.num_steps
 
 
@@ -412,7 +417,3 @@ def _sample_lengths(groups: Sequence[ExampleGroup], count: int, max_tokens: int)
     ordered = sorted(groups, key=lambda group: num_tokens([group]))
     count = min(count, len(ordered), max(1, max_tokens * len(ordered) // num_tokens(ordered)))
     return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
-
-
-def num_tokens(groups: Sequence[ExampleGroup]) -> int:
-    return sum(len(example.input_ids) for group in groups for example in group)

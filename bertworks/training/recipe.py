@@ -209,6 +209,8 @@ class FinetuneRecipe(Settings):
     max_question: the largest number of tokens of a question; its end is truncated.
     max_answer: the largest number of tokens of an answer.
     document_context: sentences to be tagged are read with the text of their document around them.
+    cloze_steps: before the labelled questions, for a new head: steps on questions that are made from the texts
+        (`Featurizer.clozes`); -1: CLOZE_STEPS of the FEW_STEPS of few questions, if `epochs` is 0; else none.
     lstm_units: tagging and spans: the encoder is frozen, and a two-layer bidirectional LSTM with this number of units
         in each direction reads its last four layers (the feature-based approach of Devlin et al. 2019, section 5.3); 0:
         the encoder itself is fine-tuned.
@@ -233,6 +235,7 @@ class FinetuneRecipe(Settings):
     max_question: SizeOrZero = 64
     max_answer: Size = 30
     document_context: bool = False
+    cloze_steps: Annotated[int, Range("0 or more, or -1", lambda x: x >= -1)] = 0
     lstm_units: SizeOrZero = 0
     micro_batch_tokens: Positive = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -242,8 +245,8 @@ class FinetuneRecipe(Settings):
 
 
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS
-# (docs/experiments, 2026-11-26).
-LABEL_STEPS = 40
+# (docs/experiments, 2026-11-26). Of FEW_STEPS on questions, CLOZE_STEPS are on clozes.
+LABEL_STEPS, CLOZE_STEPS = 40, 200
 MIN_STEPS, MIN_EPOCHS, MANY_EPOCHS, FEW_STEPS, MAX_EPOCHS = 1000, 3, 20, 400, 100
 FITTED_EPOCHS, FITTED_RATE = 10, 0.3  # at most, and times the rate: of a training that starts from a fitted head
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
@@ -272,14 +275,15 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
 
 
 def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig, labels: int = 0) -> FinetuneRecipe:
-    """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network; labels:
-    of texts."""
-    steps = math.ceil(count / recipe.batch_size)  # of an epoch
-    most = min(MAX_EPOCHS, max(MANY_EPOCHS, math.ceil(FEW_STEPS / steps)))
+    """The recipe with epochs and learning rate where they are 0 for "default", and steps on clozes where they are -1.
+    count: examples; c: the network; labels: of texts."""
+    steps, clozes = math.ceil(count / recipe.batch_size), recipe.cloze_steps  # of an epoch; before the first one
+    clozes = CLOZE_STEPS * (MANY_EPOCHS * steps < FEW_STEPS and not recipe.epochs) if clozes < 0 else clozes
+    most = min(MAX_EPOCHS, max(MANY_EPOCHS, math.ceil((FEW_STEPS - clozes) / steps)))
     epochs = recipe.epochs or min(most, max(MIN_EPOCHS, math.ceil(max(MIN_STEPS, LABEL_STEPS * labels) / steps)))
     # That of BERT-Base; smaller networks need larger ones.
     rate = recipe.optimizer.learning_rate or float(f"{5e-5 * 768 / c.hidden_size:.1e}")
-    return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))
+    return replace(recipe, epochs=epochs, cloze_steps=clozes, optimizer=replace(recipe.optimizer, learning_rate=rate))
 
 
 def resolve_fitted(recipe: FinetuneRecipe, given: FinetuneRecipe) -> FinetuneRecipe:
