@@ -177,7 +177,7 @@ def test_a_folder_with_its_model_within_says_what_is_not_computed(tmp_path: Path
 
 def test_no_sense(tmp_path: Path):
     (tmp_path / "modules.json").write_text('{"a": 1}')
-    with pytest.raises(BertworksError, match="list of modules"):
+    with pytest.raises(BertworksError, match="a JSON list is expected"):
         read_sentence_transformer(tmp_path)
     with pytest.raises(BertworksError, match="no pooling 'last-four'"):
         SentenceTransformerSettings(pooling="last-four").save(tmp_path, 32)
