@@ -573,6 +573,23 @@ def test_what_one_client_sends_is_read_in_turn_with_others(local: Local):
     asyncio.run(go())
 
 
+def test_a_connection_keeps_no_more_than_two_parts_of_what_it_sends(local: Local, monkeypatch: pytest.MonkeyPatch):
+    calls = list[str]()
+    for name in ("pause_reading", "resume_reading"):
+        monkeypatch.setattr(Wire, name, lambda wire, name=name: calls.append(name))
+
+    async def go() -> None:
+        made, wire = connection(local)
+        made.data_received(head(100))
+        assert not calls
+        made.data_received(text(100))
+        assert calls == ["pause_reading"]
+        assert await comes(wire, 1) == [200]
+        assert calls[-1] == "resume_reading"
+
+    asyncio.run(go())
+
+
 def test_a_batch_is_small_if_the_network_is_slow():
     batches, go = list[int](), threading.Event()
 

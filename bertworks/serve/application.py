@@ -57,7 +57,7 @@ LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}
 PARSE_SPEED, PARSE_COST = 1e6, 1000  # bytes per second until it is measured; what a request costs besides its bytes
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
-PIECES = 4  # of each client, in a turn of the event loop
+PIECES = 16  # of each client, in a turn of the event loop
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
 EXPLAIN_PATIENCE = 5.0
@@ -373,7 +373,7 @@ class Connection(HttpToolsProtocol):
     or from the start of the connection, or if the lines of a head, or before or after a body, are too long."""
 
     _timer: asyncio.TimerHandle | None = None
-    _unparsed_bytes = 0
+    _unparsed_bytes = _waiting = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -382,15 +382,18 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._timer is None:
             self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-        self.transport.pause_reading()
+        if self._waiting:  # no more than two parts of a connection are in memory
+            self.transport.pause_reading()
+        self._waiting += 1
         self.app.turns.add(self.client and self.client[0], partial(self._take_turn, data))
 
     def _take_turn(self, data: bytes) -> None:
+        self._waiting -= 1
         if self.transport.is_closing():
             return
         self._unparsed_bytes += len(data)
         super().data_received(data)
-        if not self.flow.read_paused:
+        if not self._waiting and not self.flow.read_paused:
             self.transport.resume_reading()
         if self._unparsed_bytes > KEPT_HEAD and not self.transport.is_closing():
             self.send_400_response("A line is too long.")
