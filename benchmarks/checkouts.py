@@ -52,7 +52,7 @@ def run(cell, number):
         for text in rows[:100]:
             model.embed([text[:60]])
     elif cell == "labels":
-        model = get(cell, lambda: bw.Predictor(work / "classifier"))
+        model = get(cell, lambda: bw.Predictor(work / f"classifier-{sys.argv[2]}"))
         start = time.process_time()
         model.predict(rows)
     elif cell == "pretrain":
@@ -94,8 +94,8 @@ def command(checkout: Path, *words: str) -> list[str]:
     return [sys.executable, "-c", "from bertworks.cli.main import main; main()", *words]
 
 
-def prepare(work: Path, before: Path) -> None:
-    """Text, shards, labelled rows and a classifier, made by the checkout BEFORE."""
+def prepare(work: Path, checkouts: dict[str, Path]) -> None:
+    """Text, shards and labelled rows, made by the checkout BEFORE; a classifier of each checkout."""
     draw = random.Random(0)
     words = " ".join(topics.values()).split()
     rows = ["text,label"]
@@ -106,13 +106,14 @@ def prepare(work: Path, before: Path) -> None:
     (work / "rows.csv").write_text("\n".join(rows) + "\n")
     (work / "recipe.toml").write_text(RECIPE)
     (work / "text.txt").write_text("\n\n".join(topics.values()))
-    for line in (
-        ["vocab", "text.txt", "-o", "tokenizer", "--size", "8000"],
-        ["prepare", "text.txt", "--tokenizer", "tokenizer", "-o", "shards"],
-        ["finetune", "rows.csv", "-o", "classifier", "--set", "epochs=1"],
-    ):
-        environment = os.environ | {"PYTHONPATH": str(before), "OMP_NUM_THREADS": "1"}
-        subprocess.run(command(before, *line), cwd=work, env=environment, check=True, capture_output=True)
+    lines = [
+        ("before", "vocab", "text.txt", "-o", "tokenizer", "--size", "8000"),
+        ("before", "prepare", "text.txt", "--tokenizer", "tokenizer", "-o", "shards"),
+        *((name, "finetune", "rows.csv", "-o", f"classifier-{name}", "--set", "epochs=1") for name in checkouts),
+    ]
+    for name, *line in lines:
+        environment = os.environ | {"PYTHONPATH": str(checkouts[name]), "OMP_NUM_THREADS": "1"}
+        subprocess.run(command(checkouts[name], *line), cwd=work, env=environment, check=True, capture_output=True)
 
 
 def main() -> None:
@@ -129,7 +130,7 @@ def main() -> None:
     print(f"CPU: {platform.processor() or platform.machine()}, {os.cpu_count()} cores; one thread")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        prepare(work, checkouts["before"])
+        prepare(work, checkouts)
         children = {}
         for name, path in checkouts.items():
             environment = os.environ | {
@@ -140,6 +141,7 @@ def main() -> None:
             children[name] = subprocess.Popen(
                 [sys.executable, "-c", CHILD, folder, name], env=environment, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                cwd=folder,  # "python -c" imports from here first
             )  # fmt: skip
         for cell in arguments.cells:
             ratios = []
