@@ -18,7 +18,7 @@ from test_serve_process import answered, connected
 from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
-from bertworks.serve.application import LANES, PIECES, Connection
+from bertworks.serve.application import LANES, PIECES, Connection, Turns
 from bertworks.serve.batching import Admission, Batcher, InferenceJob, Limits, OverloadedError, Place
 from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
 
@@ -569,6 +569,21 @@ def test_what_one_client_sends_is_read_in_turn_with_others(local: Local):
         many[-1][0].connection_lost(None)
         assert [await comes(wire, 1) for _, wire in many[:-1]] == [[429]] * 29
         assert not many[-1][1].written
+
+    asyncio.run(go())
+
+
+def test_an_error_in_one_piece_of_work_does_not_stop_the_others():
+    async def go() -> None:
+        turns, done, errors = Turns(), list[int](), list[str]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
+        turns.add("a", lambda: 1 // 0)
+        for number in range(3):
+            turns.add("ab"[number % 2], lambda number=number: done.append(number))
+        await until(lambda: len(done) == 3)
+        assert errors == ["integer division or modulo by zero"]
+        turns.add("a", lambda: done.append(3))
+        await until(lambda: len(done) == 4)
 
     asyncio.run(go())
 

@@ -481,10 +481,15 @@ def test_f1_is_for_two_classes(model: Path, tmp_path: Path) -> None:
         run(tmp_path / "d.csv", tmp_path / "out", model, metric="f1")
 
 
-def test_frozen_settings_change_what_they_say(model: Path, tmp_path: Path) -> None:
-    data = write_reviews(tmp_path / "reviews.csv", 60)
-    settings = ("class_weights=balanced", "label_smoothing=0.1", "optimizer.layer_decay=0.5")
-    run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", *settings))
+def test_each_setting_changes_what_is_learned(model: Path, tmp_path: Path) -> None:
+    data, found = tmp_path / "d.csv", set[bytes]()
+    rows = [f"a film {n},{'rare' if n % 5 == 0 else 'usual'}" for n in range(60)]
+    data.write_text("\n".join(["text,label", *rows]) + "\n")
+    settings = ((), ("class_weights=balanced",), ("label_smoothing=0.1",), ("optimizer.layer_decay=0.5",))
+    for number, setting in enumerate(settings):
+        run(data, tmp_path / str(number), model, overrides=(*FAST, "epochs=1", *setting))
+        found.add((tmp_path / str(number) / "model.safetensors").read_bytes())
+    assert len(found) == len(settings)
 
 
 def work_for(data: Path, model: Path, *overrides: str) -> FinetuneJob:

@@ -359,13 +359,15 @@ class Turns:
         self._waiting.setdefault(client, deque()).append(work)
 
     def _next(self) -> None:
-        for client, pieces in list(self._waiting.items()):
-            for _ in range(min(PIECES, len(pieces))):
-                pieces.popleft()()
-            if not pieces:
-                del self._waiting[client]
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
+        try:
+            for client, pieces in list(self._waiting.items()):
+                for _ in range(min(PIECES, len(pieces))):
+                    pieces.popleft()()
+                if not pieces:
+                    del self._waiting[client]
+        finally:  # an error in one piece, which the loop reports, must not stop the others
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._next)
 
 
 class Connection(HttpToolsProtocol):
