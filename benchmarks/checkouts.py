@@ -1,6 +1,6 @@
 """Two checkouts side by side: the ratio of their times, paired, in one run on one machine.
 
-    python benchmarks/checkouts.py BEFORE AFTER [--rounds 9] [--cells embed int8 query labels pretrain finetune]
+    python benchmarks/checkouts.py BEFORE AFTER [--rounds 9] [--cells embed int8 query labels vocab shards pretrain finetune]
 
 BEFORE and AFTER are folders of the repository. Each has a process that stays, with one thread; the two take turns, in
 random order. Times are of the processor, so that other programs disturb them less. A ratio below 1: AFTER is faster.
@@ -19,7 +19,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 CHILD = """
-import json, random, sys, time
+import contextlib, json, random, sys, time
 from pathlib import Path
 import bertworks as bw
 work = Path(sys.argv[1])
@@ -55,6 +55,13 @@ def run(cell, number):
         model = get(cell, lambda: bw.Predictor(work / f"classifier-{sys.argv[2]}"))
         start = time.process_time()
         model.predict(rows)
+    elif cell in ("vocab", "shards"):
+        from bertworks.cli.main import main
+        output = ["-o", str(work / f"{sys.argv[2]}-{cell}-{number}")]
+        options = ["--size", "8000"] if cell == "vocab" else ["--tokenizer", str(work / "tokenizer")]
+        start = time.process_time()
+        with contextlib.redirect_stdout(sys.stderr):
+            main(["prepare" if cell == "shards" else cell, str(work / "words.txt"), *output, *options])
     elif cell == "pretrain":
         output = work / f"{sys.argv[2]}-pre-{number}"
         return steps(bw.pretrain([work / "shards"], output, recipe=str(work / "recipe.toml")))
@@ -85,7 +92,7 @@ evaluate_every = 1000
 num_steps = 30
 batch_size = 16
 """
-CELLS = ("embed", "int8", "query", "labels", "pretrain", "finetune")
+CELLS = ("embed", "int8", "query", "labels", "vocab", "shards", "pretrain", "finetune")
 LIMITS = {"query": 1.05}
 
 
@@ -106,6 +113,8 @@ def prepare(work: Path, checkouts: dict[str, Path]) -> None:
     (work / "rows.csv").write_text("\n".join(rows) + "\n")
     (work / "recipe.toml").write_text(RECIPE)
     (work / "text.txt").write_text("\n\n".join(topics.values()))
+    many = [f"{draw.choice(words)}{draw.randrange(100)}" for _ in range(400_000)]  # rare words, as real texts have
+    (work / "words.txt").write_text("\n\n".join(" ".join(many[at : at + 200]) for at in range(0, len(many), 200)))
     lines = [
         ("before", "vocab", "text.txt", "-o", "tokenizer", "--size", "8000"),
         ("before", "prepare", "text.txt", "--tokenizer", "tokenizer", "-o", "shards"),

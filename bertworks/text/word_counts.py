@@ -104,7 +104,7 @@ class WordCounts:
         Raises:
             BertworksError: there is no room for temporary files.
         """
-        self._used += sum(_ENTRY + 4 * len(word) for word in counts.keys() - self._counts.keys())
+        self._used += sum(_ENTRY + 4 * len(word) for word in counts if word not in self._counts)
         self._counts.update(counts)
         if self._used > self._max_memory:
             self._store()
