@@ -1,6 +1,6 @@
 """Two checkouts side by side: the ratio of their times, paired, in one run on one machine.
 
-    python benchmarks/checkouts.py BEFORE AFTER [--rounds 9] [--cells embed int8 query labels vocab shards pretrain finetune]
+    python benchmarks/checkouts.py BEFORE AFTER [--rounds 9] [--cells embed query ...]
 
 BEFORE and AFTER are folders of the repository. Each has a process that stays, with one thread; the two take turns, in
 random order. Times are of the processor, so that other programs disturb them less. A ratio below 1: AFTER is faster.
@@ -19,7 +19,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 CHILD = """
-import contextlib, json, random, sys, time
+import contextlib, json, os, random, sys, time
 from pathlib import Path
 import bertworks as bw
 work = Path(sys.argv[1])
@@ -59,9 +59,10 @@ def run(cell, number):
         from bertworks.cli.main import main
         output = ["-o", str(work / f"{sys.argv[2]}-{cell}-{number}")]
         options = ["--size", "8000"] if cell == "vocab" else ["--tokenizer", str(work / "tokenizer")]
-        start = time.process_time()
+        start = sum(os.times()[:4])  # with that of worker processes
         with contextlib.redirect_stdout(sys.stderr):
             main(["prepare" if cell == "shards" else cell, str(work / "words.txt"), *output, *options])
+        return sum(os.times()[:4]) - start
     elif cell == "pretrain":
         output = work / f"{sys.argv[2]}-pre-{number}"
         return steps(bw.pretrain([work / "shards"], output, recipe=str(work / "recipe.toml")))
@@ -114,13 +115,14 @@ def prepare(work: Path, checkouts: dict[str, Path]) -> None:
     (work / "recipe.toml").write_text(RECIPE)
     (work / "text.txt").write_text("\n\n".join(topics.values()))
     many = [f"{draw.choice(words)}{draw.randrange(100)}" for _ in range(400_000)]  # rare words, as real texts have
-    (work / "words.txt").write_text("\n\n".join(" ".join(many[at : at + 200]) for at in range(0, len(many), 200)))
-    lines = [
+    lines = [" ".join(many[at : at + 20]) + ("\n" if at % 200 == 0 else "") for at in range(0, len(many), 20)]
+    (work / "words.txt").write_text("\n".join(lines))
+    commands = [
         ("before", "vocab", "text.txt", "-o", "tokenizer", "--size", "8000"),
         ("before", "prepare", "text.txt", "--tokenizer", "tokenizer", "-o", "shards"),
         *((name, "finetune", "rows.csv", "-o", f"classifier-{name}", "--set", "epochs=1") for name in checkouts),
     ]
-    for name, *line in lines:
+    for name, *line in commands:
         environment = os.environ | {"PYTHONPATH": str(checkouts[name]), "OMP_NUM_THREADS": "1"}
         subprocess.run(command(checkouts[name], *line), cwd=work, env=environment, check=True, capture_output=True)
 
