@@ -133,6 +133,7 @@ model, data, output, job = sys.argv[1:]
 jobs = {
     "embed": lambda data: list(bw.embed_file(model, data, output + ".npy", text=["text"])),
     "predict": lambda data: list(bw.predict_file(model, data, output + ".jsonl", text=["text"])),
+    "answer": lambda data: list(bw.predict_file(model, data, output + ".jsonl")),
     "check": lambda data: bw.check_file(data, model=model, text=["text"], label="label"),
     "read as": lambda data: bw.check_file(data, model=model),
     "learn": lambda data: bw.finetune(data, dev=small, model=model, method="full", epochs=1, batch_size=16),
@@ -140,7 +141,7 @@ jobs = {
     "corpus": lambda data: [None for document in bw.CorpusReader([data])],
 }
 small = str(Path(data).with_name("small-" + Path(data).name))
-if job in ("embed", "predict", "check", "read as", "learn"):
+if job not in ("read", "corpus"):
     jobs[job](small)
 before, found = memory(), ""  # after the imports and a first use
 try:
@@ -167,10 +168,10 @@ def write_rows(path: Path, texts: list[str]) -> Path:
 
 
 def write_long(folder: Path, task: str, size: int) -> Path:
-    """Rows of a task. The fifth has so many bytes."""
+    """Rows of a task, of several windows each. The fifth has so many bytes."""
     words, count = "the film was a story of men and dogs in this town, with music that they heard. ", 24
     path = folder / f"{task}-{size}.{'conll' if task == 'tagging' else 'json'}"
-    texts = [f"Anna lives in Paris and saw {number} films " + words * (size // len(words) * (number == 4))
+    texts = [f"Anna lives in Paris and saw {number} films " + words * (max(4000, size * (number == 4)) // len(words))
              for number in range(count)]  # fmt: skip
     if task == "tagging":
         lines = [[f"{word}\t{'B-person' if word == 'Anna' else 'O'}\n" for word in text.split()] for text in texts]
@@ -187,12 +188,16 @@ def write_long(folder: Path, task: str, size: int) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("job", "size"), [("read as", 8), ("learn", 2)])
+@pytest.mark.parametrize(("job", "size"), [("read as", 8), ("answer", 8), ("learn", 2)])
 @pytest.mark.parametrize("task", ["tagging", "spans", "qa"])
 def test_a_row_that_is_read_in_windows(tmp_path: Path, job: str, size: int, task: str) -> None:
     model = fine.write_model(tmp_path / "model", length=512, hidden_size=16)
     path = write_long(tmp_path, task, size * MB - 5000)
-    write_long(tmp_path, task, 0).rename(tmp_path / f"small-{path.name}")
+    small = write_long(tmp_path, task, 0).rename(tmp_path / f"small-{path.name}")
+    if job == "answer":
+        arguments = ["--model", str(model), "--epochs", "1", "--method", "full", "-o", str(tmp_path / "fitted")]
+        assert main(["finetune", str(small), "--dev", str(small), *arguments]) == 0
+        model = tmp_path / "fitted"
     used, found = growth(job, path, model)
     assert not found
     assert used < 4 * size + 200

@@ -270,19 +270,25 @@ class Featurizer:
     def _spans(self, items: list[Item]) -> Iterator[Features]:
         encodings = self.tokenizer.arrays([item.texts[0] for item in items])
         for item, (row, offsets) in zip(items, encodings, strict=True):
-            tags = np.full(len(row), self.labels.index("O"), np.int32)
+            outside = np.int32(self.labels.index("O"))
+            tags = np.broadcast_to(outside, len(row)) if item.label is None else np.full(len(row), outside)
             for start, end, kind in item.label or ():
                 covered = tokens_in_span(offsets, start, end)
                 tags[covered] = self.labels.index(f"I-{kind}")
                 tags[covered[:1]] = self.labels.index(f"B-{kind}")
-            yield self._tagged(item, row, np.arange(len(row), dtype=np.int32), tags, offsets)
+            yield self._tagged(item, row, None, tags, offsets)
 
-    def _tagged(self, item: Item, row: ShortIds, predicted: ShortIds, tags: ShortIds, offsets: Offsets) -> Features:
-        """predicted: positions in the row, ascending; each is predicted in the window where it has most context."""
+    def _tagged(
+        self, item: Item, row: ShortIds, predicted: ShortIds | None, tags: ShortIds, offsets: Offsets
+    ) -> Features:
+        """predicted: positions in the row, ascending, None: all; each is predicted in the window where it has most
+        context."""
 
         def part(window: Window, begin: int, _: int) -> tuple[Ids, Ids]:
-            inside = slice(*np.searchsorted(predicted, (window.start, window.end)))
-            places = predicted[inside].astype(np.int64) - window.start
+            inside, places = slice(window.start, window.end), np.arange(window.end - window.start)
+            if predicted is not None:
+                inside = slice(*np.searchsorted(predicted, (window.start, window.end)))
+                places = predicted[inside].astype(np.int64) - window.start
             return places[window.own[places]] + begin, tags[inside][window.own[places]].astype(np.int64)
 
         return self._in_windows(item, row, part, offsets)

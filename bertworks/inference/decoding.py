@@ -58,24 +58,27 @@ class Decoder:
         return dict(zip(self.config.labels, p.tolist(), strict=True))
 
     def _tags(self, features: Features, logits: Logits) -> Answer:
-        """The best label of each word or token and its probability; of a text also its entities, and its words."""
-        tags, scores = list[str](), array("d")
+        """The best label of each word or token; the probabilities of those of words; of a text also its entities, and
+        its words. A long text has millions of tokens: nothing is as large as their logits."""
+        tags, scores, by_word = list[str](), array("d"), self.config.task == "tagging"
+
+        def probabilities(start: int, end: int) -> NDArray[np.float64]:
+            return softmax(logits[start:end] / np.float32(self.config.temperature))
+
         for start in range(0, len(logits), _AT_ONCE):
-            p = softmax(logits[start : start + _AT_ONCE] / np.float32(self.config.temperature))
+            p = probabilities(start, start + _AT_ONCE)
             tags += [self.config.labels[n] for n in p.argmax(-1)]
-            scores.frombytes(p.max(-1).tobytes())
-        answer: Answer = {"tags": tags, "scores": scores}
+            scores.frombytes(p.max(-1).tobytes() if by_word else b"")
+        answer: Answer = {"tags": tags, "scores": scores} if by_word else {"tags": tags}
         if features.item.raw:
             answer["words"] = features.words
-        elif self.config.task == "tagging":
+        if (by_word and not features.item.raw) or (scheme := self.config.tag_scheme) is None:
             return answer
         text, offsets, entities = features.item.texts[0], features.offsets, []
-        if (scheme := self.config.tag_scheme) is None:
-            return answer
         for first, last, kind in tag_runs(tags, scheme):
             start, end = _strip_span(text, offsets[first, 0], offsets[last - 1, 1])
             if start < end:
-                score = float(np.mean(scores[first:last]))
+                score = float(probabilities(first, last).max(-1).mean())
                 entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
         return answer | {"entities": entities}
 

@@ -52,7 +52,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
 _ABSENT = -30.0  # the logit of what never occurs in the training rows
 _MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a bag of words, or a tagger, learns
-_ENCODER_WORK = 5e11  # tokens times parameters of the rows that are encoded to learn from them
+_ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens of rows that are encoded to learn from
 _HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
 _MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
@@ -69,7 +69,8 @@ class FrozenEncoder:
     def __init__(self, model: Model, device: torch.device, max_length: int):
         self._model, self._device, self._max_length = model, device, max_length
         self.width = model.config.hidden_size
-        self.max_tokens = int(_ENCODER_WORK / replace(model.config, vocab_size=1).num_parameters())
+        work = _ENCODER_WORK / replace(model.config, vocab_size=1).num_parameters()
+        self.max_tokens = int(min(work, _MAX_ENCODED))
         self._vectors = dict[str, Vectors]()
 
     @cached_property

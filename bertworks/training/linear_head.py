@@ -37,9 +37,10 @@ def fit_linear_head(task: TaskHead, x: NDArray[np.floating], labels: NDArray[np.
     Raises:
         TypeError: the task has no linear head: questions and choices, which `data_splits.methods_of` leaves out.
     """
-    mean, deviation = x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    scaled = x - (mean := x.mean(0, dtype=np.float64))  # the only copy: of many tokens it is large
+    deviation = np.sqrt(np.einsum("ij,ij->j", scaled, scaled) / len(x))
     deviation[deviation < 1e-6 * max(1.0, float(deviation.max(initial=0)))] = np.inf  # constant: its weight is 0
-    scaled = np.divide(x - mean, deviation)
+    scaled /= deviation
     prior = (SEQUENCE_DEVIATION if task.pooled else TOKEN_DEVIATION) ** 2 / x.shape[1]
     prior = 100.0 if x.shape[1] == 1 else prior  # a single feature is nearly free: there is nothing to overfit
     match task:
