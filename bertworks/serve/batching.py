@@ -22,7 +22,7 @@ Compute = Callable[[Sequence[Any]], Any]  # units -> a result for each, whatever
 SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
 SMALL_BATCH = 128  # cost of a batch while little waits
 BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
-BATCH_SECONDS = 0.06  # that a batch should take if it is not small: what arrives meanwhile waits for all of it
+BATCH_SECONDS = 0.04  # that a batch should take if it is not small: what arrives meanwhile waits for all of it
 EXTRA = 1 / 16  # of a large unit's cost: small units of other clients in its batch, which need not wait for it
 LARGE_WAIT = 4.0  # times the patience that a job larger than a batch may wait for its end
 
