@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -29,6 +30,7 @@ from bertworks.training.device import PrecisionOption
 PIPE_BYTES = 1 << 20  # of the log that may wait for its reader: some 7,000 lines
 MAX_TRACEBACK = 3000  # characters, from its end
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
+SWITCH_SECONDS = 0.0005  # that a thread computes in Python while others wait: a small request changes threads six times
 MIN_TOKEN = 16  # characters of a token, if other machines can reach the server
 NEW_TOKEN = 'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"'
 # Of uvicorn. An idle connection is closed after 75 seconds: longer than in proxies (60), which else may use one
@@ -130,12 +132,15 @@ def serve(
         # all threads for 0.17 seconds.
         gc.collect()
         gc.freeze()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             # uvicorn raises the signal again after its shutdown. Here the shutdown is all that is needed.
             with signal_handler(lambda *_: None, signal.SIGINT, signal.SIGTERM):
                 server.run(sockets=[listening])
         finally:
             gc.unfreeze()
+            sys.setswitchinterval(interval)
     application.close()
     log.info("stopped")
     yield Event("done", "stopped", {"requests": server.server_state.total_requests})
