@@ -108,7 +108,7 @@ def test_killed_25_times(live: Live, command: dict[str, Any], whole: Path, tmp_p
 def test_killed_100_times(live: Live, command: dict[str, Any], whole: Path, tmp_path: Path):
     stages = die_often(live, command, whole, tmp_path, 100, seed=int.from_bytes(os.urandom(4)))
     print(dict(stages))
-    assert len(stages) >= 5
+    assert {"begin", "step", "evaluation"} <= stages.keys()  # others are short: a hundred moments may miss them
 
 
 @pytest.mark.slow
