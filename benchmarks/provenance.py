@@ -22,7 +22,13 @@ TELLING = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_t
 def provenance(packages: Sequence[str]) -> dict[str, Any]:
     """What a figure depends on: the command, the code, the machine, the time and the versions."""
     return {
-        "command": " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(HERE.parent)), *sys.argv[1:]]),
+        "command": " ".join(
+            [
+                "python",
+                str(Path(sys.argv[0]).resolve().relative_to(HERE.parent)),
+                *("FOLDER" if Path(word).is_absolute() else word for word in sys.argv[1:]),
+            ]
+        ),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
         "cpu": cpu("model name"),
