@@ -58,8 +58,8 @@ class Decoder:
         return dict(zip(self.config.labels, p.tolist(), strict=True))
 
     def _tags(self, features: Features, logits: Logits) -> Answer:
-        """The best label of each word or token; the probabilities of those of words; of a text also its entities, and
-        its words. A long text has millions of tokens: nothing is as large as their logits."""
+        """The best label of each word or token. Tagging: also the probability of each label. A text: also its entities
+        and words. A long text has millions of tokens, so no array here is larger than their logits."""
         tags, scores, by_word = list[str](), array("d"), self.config.task == "tagging"
 
         def probabilities(start: int, end: int) -> NDArray[np.float64]:
@@ -68,7 +68,8 @@ class Decoder:
         for start in range(0, len(logits), _AT_ONCE):
             p = probabilities(start, start + _AT_ONCE)
             tags += [self.config.labels[n] for n in p.argmax(-1)]
-            scores.frombytes(p.max(-1).tobytes() if by_word else b"")
+            if by_word:
+                scores.frombytes(p.max(-1).tobytes())
         answer: Answer = {"tags": tags, "scores": scores} if by_word else {"tags": tags}
         if features.item.raw:
             answer["words"] = features.words
