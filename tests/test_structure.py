@@ -49,7 +49,7 @@ ALSO = {  # what single modules may import
     "retrieval.store": "faiss",
     "runs.baselines": "scipy sklearn",
     "retrieval.ranking": "snowballstemmer",
-    "serve.application": "msgspec prometheus_client starlette uvicorn",
+    "serve.application": "msgspec orjson prometheus_client starlette uvicorn",
     "serve.metrics": "prometheus_client",
     "serve.openapi": "msgspec",
     "serve.server": "uvicorn",

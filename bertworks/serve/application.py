@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
@@ -85,8 +86,8 @@ class Answer(Response):
 
 
 def _encode_vector(vector: NDArray[np.float32]) -> msgspec.Raw:
-    """float32 is exact with nine digits."""
-    return msgspec.Raw(b"[" + b",".join([b"%.9g"] * len(vector)) % tuple(vector.tolist()) + b"]")
+    """The shortest digits that give the same float32."""
+    return msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 class Application:
@@ -255,14 +256,14 @@ class Application:
                 size = len(body := await self._body(request, place))
             lane = next(bound for bound in LANES if size < bound)
             batcher = self._batchers.get(name, self._batchers["network"])
-            # Count the request before its body is read. Its tokens are not known yet.
-            parsing = InferenceJob(costs=[size + PARSE_COST], client=(client, lane))
-            stack.callback(self._lanes[lane].reserve(parsing).cancel)
+            # Count the request before its body is read. Its tokens are not known yet. First by what refuses most.
             ratio = 0 if name in self._batchers else self._ratios[name, lane]
             batches, rest = divmod(1 + int(size * ratio), batcher.batch_cost)
-            expected = InferenceJob(costs=[batcher.batch_cost] * batches + [rest], client=parsing.client)
+            expected = InferenceJob(costs=[batcher.batch_cost] * batches + [rest], client=(client, lane))
             if name not in ("tokenize", "decode"):
                 stack.callback(batcher.reserve(expected).cancel)
+            parsing = InferenceJob(costs=[size + PARSE_COST], client=expected.client)
+            stack.callback(self._lanes[lane].reserve(parsing).cancel)
             body = body if is_chunked else await self._body(request, place)
             stack.callback(asyncio.ensure_future(self._watch(request, place)).cancel)
             parsing.units, parsing.compute = [partial(self._parse, name, body, lane)], call_each
