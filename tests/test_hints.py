@@ -212,6 +212,16 @@ def test_a_vocabulary_with_the_line_ends_of_windows(shell: Shell, tokenizer: Pat
     assert bertworks.Tokenizer.load(tokenizer).tokens == tokens
 
 
+@says("give --algorithm bpe --cased; or --special-tokens bert")
+def test_special_tokens_of_roberta(shell: Shell, text: Path) -> None:
+    roberta = ("vocab", text, "--size", "400", "--special-tokens", "roberta")
+    shell.shows(shell.fails(*roberta, "-o", "out"), "give --algorithm bpe --cased; or --special-tokens bert")
+    shell.works(*roberta, "--algorithm", "bpe", "--cased", "-o", "roberta")
+    shell.works(*roberta[:-1], "bert", "-o", "bert")
+    pieces = [bertworks.Tokenizer.load(Path(name)).tokens[0] for name in ("roberta", "bert")]
+    assert pieces == ["<s>", "[PAD]"]
+
+
 @says("; or --algorithm bpe or unigram, which use words of up to {} characters")
 def test_text_without_spaces(shell: Shell) -> None:
     Path("text.txt").write_text("\n\n".join("abcdefghij" * 50 + str(n) for n in range(100, 160)))
@@ -1213,11 +1223,11 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
 @says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
       "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
       'bertworks fill . "The capital of France is [MASK]."',
-      'see {}\nnext: bertworks fill {} "This is the [MASK]."')  # fmt: skip
+      'see {}\nnext: bertworks fill {} "This is the {}."')  # fmt: skip
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
     answer = shell.works(*words, "-o", "a run")
-    advice = shell.shows(answer, 'see {}\nnext: bertworks fill {} "This is the [MASK]."')
+    advice = shell.shows(answer, 'see {}\nnext: bertworks fill {} "This is the {}."')
     assert shell.types(advice).count("%") == 5
     before, recipe = weights("a run"), Path("a run/recipe.toml").read_text()
     Path("a run/recipe.toml").write_text(recipe.replace("num_steps = 3", "num_steps = 4"))

@@ -115,7 +115,7 @@ def test_a_word_beyond_the_budget_is_passed_over():
 
 def test_spans_have_the_lengths_asked_for():
     m = masker(unit="span", spans=(0.5, 0.3, 0.2), rate=0.02)  # few, so that they seldom touch or run out of budget
-    m.budget = lambda length: 3  # type: ignore[method-assign]
+    m.budget = lambda length, generator: 3  # type: ignore[method-assign]
     runs = np.zeros(4)
     for i in range(6000):
         positions = m(make_sequence(200, 200, i % 7), keyed_rng("test", i)).targets["masked_lm"].positions
@@ -146,3 +146,26 @@ def test_spans_hide_neighbouring_words():
 def test_configurations_that_mean_nothing_are_refused(settings):
     with pytest.raises(ValueError, match="expected"):
         MaskingConfig(**settings)
+
+
+def test_fairseq_rounds_at_random_and_predicts_special_tokens():
+    m = Masker(
+        MaskingConfig(rounding="random", special_tokens="predicted", mask=0.0, random=1.0),
+        MASK, np.ones(30, bool), special_ids={0, 1, 2, 3, 4},
+    )  # fmt: skip
+    s = add_special_tokens([np.arange(10, 29)], Template((2,), (3,), (3,)))  # 21 tokens: 3.15 of them
+    sizes, special = [], 0
+    for i in range(4000):
+        target = (e := m(s, keyed_rng("test", i))).targets["masked_lm"]
+        sizes.append(len(target.positions))
+        special += s.special[target.positions].sum()
+        assert (target.labels == s.input_ids[target.positions]).all()
+        assert not np.isin(e.input_ids[target.positions], [0, 1, 2, 3, 4]).any()
+    assert set(sizes) == {3, 4}
+    assert np.mean(sizes) == pytest.approx(3.15, abs=0.03)
+    assert special / sum(sizes) == pytest.approx(2 / 21, abs=0.015)
+
+
+def test_special_tokens_are_predicted_one_by_one():
+    with pytest.raises(ValueError, match="special_tokens 'predicted' with unit 'span': expected unit 'token'"):
+        MaskingConfig(special_tokens="predicted", unit="span")

@@ -73,6 +73,23 @@ def test_a_model_to_begin_with_keeps_its_shape():
     assert [phase.batch_size for phase in recipe.train.phases] == [32, 20]
 
 
+def test_a_family_keeps_everything_but_its_size():
+    family = load_recipe("roberta-base")
+    recipe = choose_recipe(600, 1e11, 10**9, None, family)
+    size = choose_recipe(600, 1e11, 10**9)
+    assert recipe.title == size.title.replace("BERT", "RoBERTa")
+    assert (recipe.train, recipe.optimizer, recipe.initialization) == (size.train, size.optimizer, "neighbours")
+    assert recipe.vocabulary == replace(family.vocabulary, size=size.vocabulary.size)
+    assert (recipe.sampling, recipe.masking, recipe.weights) == (family.sampling, family.masking, {"masked_lm": 1.0})
+    sizes = ("num_hidden_layers", "hidden_size", "num_attention_heads", "initializer_range")
+    assert all(getattr(recipe.encoder, name) == getattr(size.encoder, name) for name in sizes)
+    others = {name: getattr(family.encoder, name) for name in sizes} | {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+    assert replace(recipe.encoder, **others) == family.encoder
+    directed = replace(family, encoder=replace(family.encoder, embedding_size=128, embedding_norm=False))
+    recipe = choose_recipe(3600, 1e12, 10**9, None, directed)
+    assert (recipe.encoder.embedding_size, recipe.initialization) == (128, "published")
+
+
 def test_titles_say_how_long():
     assert choose_recipe(90, 1e11, 1).title == "BERT-tiny for 90 s"
     assert choose_recipe(600, 1e3, 1).title == "BERT-tiny for 10 min"

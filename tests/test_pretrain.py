@@ -19,9 +19,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny import documents, leftovers, metrics, newest, write_corpus, write_recipe
 
 import bertworks.checkpoints.training_state
+from bertworks import load
 from bertworks.batching.sampling import Sampler
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.training_state import locked
@@ -863,3 +865,20 @@ def test_a_short_budget_is_planned_for_and_little_goes_elsewhere(
     print(f"{took:.1f} s of 120: {at_plan:.1f} before training, {planned:.1f} planned for it, {trained:.1f} of it")
     assert 0.9 * (0.94 * 120 - at_plan) < planned < 0.94 * 120 - at_plan + 2
     assert took - at_plan - trained < 0.15 * took
+
+
+def test_roberta_from_text_is_that_of_transformers(tmp_path: Path):
+    sizes = ["encoder.hidden_size=32", "encoder.num_hidden_layers=2", "encoder.num_attention_heads=2"]
+    phase = [f"train.phases.0.{name}" for name in ("num_steps=6", "batch_size=8", "sequence_length=32")]
+    text, out = write_corpus(tmp_path / "text.jsonl"), tmp_path / "out"
+    overrides = [*sizes, *phase, "encoder.max_position_embeddings=64", "vocabulary.size=400"]
+    list(pretrain(text, out, recipe="roberta-small", overrides=overrides, workers=1, device="cpu"))
+    theirs, found = transformers.AutoModelForMaskedLM.from_pretrained(out, output_loading_info=True)
+    assert type(theirs) is transformers.RobertaForMaskedLM
+    assert not any(found.values())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    inputs = tokenizer("the<mask> of a king", return_tensors="pt", return_token_type_ids=False)
+    with torch.no_grad():
+        best = theirs(**inputs).logits[0][inputs["input_ids"][0] == tokenizer.mask_token_id].softmax(-1)[0].topk(5)
+    ((fillings,),) = load(out, device="cpu").fill(["the<mask> of a king"])
+    assert [filling["score"] for filling in fillings] == pytest.approx(best.values.tolist(), abs=1e-5)

@@ -6,11 +6,13 @@ import random
 import sys
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given, settings, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
@@ -397,3 +399,34 @@ def test_counts_with_bad_characters_are_those_without_their_words(texts):
     damaged = [text + " b\ufffdd \ufffd" for text in texts]
     for splitter in (SPLITTER, BYTES):
         assert splitter.count(damaged) == splitter.count(texts) | ({"\ufffd": 2 * len(texts)} if texts else {})
+
+
+ROBERTA = VocabularyConfig(size=400, algorithm="bpe", lowercase=False, special_tokens="roberta")
+
+
+def test_a_vocabulary_of_roberta_is_read_by_transformers(tmp_path):
+    texts = ["The dogs  of Anna ran,\nand ran. Caf\u00e9 \u6620\u753b!", "Paris in the <mask> rain"] * 30
+    made, report = train_vocabulary(texts, ROBERTA)
+    assert made.tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+    assert made.tokens[-1] == "<mask>"
+    assert (made.pad_id, made.cls_id, made.sep_id, made.unk_id) == (1, 0, 2, 3) == (ROBERTA.pad_id, 0, 2, 3)
+    assert (made.template.prefix, made.template.between, made.template.suffix) == ((0,), (2, 2), (2,))
+    assert report.unknown_rate == 0
+    made.save(tmp_path)
+    library = json.loads((tmp_path / "tokenizer.json").read_text())
+    model, mask = library["model"], transformers.AddedToken("<mask>", lstrip=True)
+    theirs = transformers.RobertaTokenizer(model["vocab"], [*map(tuple, model["merges"])], mask_token=mask)
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in [*texts[:2], " two  spaces <mask>, a tab\t and \u00fc", "<mask> first"]:
+        ids = made.encode(text).ids
+        assert ids == theirs(text)["input_ids"] == saved(text)["input_ids"]
+        assert made.encode(text, "b c").ids == theirs(text, "b c")["input_ids"]
+    assert made.decode(made.encode(texts[0]).ids) == texts[0]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"algorithm": "wordpiece"}, {"lowercase": True}, {"strip_accents": True}, {"special_tokens": "gpt"}]
+)
+def test_special_tokens_of_roberta_are_for_bytes(settings):
+    with pytest.raises(UsageError, match=r"byte-level BPE of the text as it is|one of bert, roberta is expected"):
+        replace(ROBERTA, **settings)

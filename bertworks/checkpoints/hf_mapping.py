@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertworks.checkpoints.families.family import FAMILIES, GELUS, Family, Rows
 from bertworks.errors import BertworksError, require, some_names
-from bertworks.models.config import LIMITS, EncoderConfig
+from bertworks.models.config import LIMITS, EncoderConfig, Head
 
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input,
 # also without a pooler: a network that is made for the task checks them.
@@ -154,6 +154,11 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         what = f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it"
         hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
         raise BertworksError(f"{what}, so it must be {expected}", hint=hint)
+
+
+def num_parameters(config: EncoderConfig, heads: Collection[Head]) -> int:
+    """Parameters of a network and its heads in the files of its family, with unused rows of the position table."""
+    return config.num_parameters(*heads) + FAMILIES[config.family].unused_positions * config.embedding_width
 
 
 def config_to_huggingface(

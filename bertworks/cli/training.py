@@ -26,6 +26,7 @@ def vocab(
     size: Annotated[int, console.at_least(10)] = 30000,
     algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
+    special_tokens: Literal["bert", "roberta"] = "bert",
     max_memory: str = "1g",
     workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
@@ -37,15 +38,16 @@ def vocab(
         size: Number of tokens, special tokens included.
         algorithm: bpe is byte-level; unigram needs sentencepiece.
         lowercase: Lowercase the text.
+        special_tokens: [CLS] and [SEP], or <s> and </s> around byte-level BPE of the text as it is.
         max_memory: Memory for counting words: 512m, 1g.
 
     Examples:
         bertworks vocab corpus.txt -o TOKENIZER --size 8000
-        bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe
+        bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe --cased --special-tokens roberta
     """
     from bertworks.runs.prepare import make_vocabulary, read_text
 
-    config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
+    config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens)
     memory = parse_size(max_memory, "--max-memory")
     refuse_existing(output / "tokenizer.json", overwrite)
     return make_vocabulary(read_text(inputs, **vars(raw)), output, config, max_memory=memory, workers=workers)
@@ -102,7 +104,7 @@ def pretrain(
     again to resume. Ctrl-C saves first.
 
     Args:
-        recipe: The name of a recipe (bert-base), or a .toml file.
+        recipe: A recipe (bert-base), a family (roberta; its size is chosen for the budget), or a .toml file.
         budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
         estimate: Print parameters, memory, tokens, time and disk space, and do not start.
         tokenizer: A tokenizer folder. Unset: built from the text.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertworks.checkpoints.hf_mapping import check_representable
+from bertworks.checkpoints.hf_mapping import check_representable, num_parameters
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
@@ -36,7 +36,7 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
 from bertworks.training.objectives import heads_of
-from bertworks.training.recipe import Recipe, load_recipe
+from bertworks.training.recipe import Recipe, family_recipe, load_recipe
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
@@ -114,7 +114,7 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     paths["init"] = init if init and not is_model_name(init) else None
     options |= {name: absolute(path) for name, path in paths.items() if path}
     options["overrides"] = names_of(options.get("overrides"))
-    options["budget"] = budget or (None if recipe else "1h")
+    options["budget"] = budget or ("1h" if recipe is None or family_recipe(recipe) else None)
     return Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
 
 
@@ -179,9 +179,10 @@ def pretrain(
     Args:
         inputs: raw text (files, folders, globs), or one shards folder; or rows in memory, with a column of texts: a
             DataFrame, a dict of columns, a list like [{"text": "..."}].
-        recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
-        budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
-            steps. With neither: one hour.
+        recipe: a name or a TOML file; or a family, such as "roberta"; overrides: `table.field=value` words, applied to
+            it.
+        budget: a time such as "30m" or "2h". Without a recipe, or with a family, it decides the size and everything
+            that depends on it; with a recipe, only the number of steps. Without a size and a budget: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
         precision, seed: None: those of the recipe.
@@ -217,7 +218,8 @@ def pretrain(
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where).events())
-        ending = f'see {output / "report.html"}\nnext: bertworks fill {quoted(output)} "This is the [MASK]."'
+        mask = job.tokenizer.special_tokens["mask_token"]
+        ending = f'see {output / "report.html"}\nnext: bertworks fill {quoted(output)} "This is the {mask}."'
         yield replace(done, text=f"{done.text}\n{ending}")
 
 
@@ -231,7 +233,7 @@ def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **opt
     if request.budget:
         seconds = seconds_of(request.budget) * (1 - RESERVE)
         resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(request.overrides))
-    train, parameters = resolved.train, resolved.encoder.num_parameters(*heads_of(resolved.weights))
+    train, parameters = resolved.train, num_parameters(resolved.encoder, heads_of(resolved.weights))
     seconds = sum(phase.num_steps * cost for phase, cost in zip(train.phases, measured.step_seconds, strict=True))
     ids = 0 if request.is_shards else draft.tokens
     disk = 4 * parameters * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
@@ -270,7 +272,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     recipe = _recipe(request, device, tokens, model.config if model else None)
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
-    check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
+    check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
     parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
     if needed > memory:
@@ -283,17 +285,18 @@ def _draft(request: Request, device: torch.device) -> _Draft:
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
     overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
-    if request.recipe:
-        recipe = load_recipe(request.recipe, overrides)
-        try:
+    try:
+        if (family := family_recipe(request.recipe)) is None and request.recipe:
+            recipe = load_recipe(request.recipe, overrides)
             recipe = replace(recipe, encoder=encoder or recipe.encoder)
-        except ValueError as error:
-            raise UsageError(str(error), where=request.init) from error
-    else:
-        name = parse_overrides(overrides).get("train.precision")
-        # The best of the device for "auto", and for what the recipe will refuse.
-        matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
-        recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), overrides)
+        else:
+            name = parse_overrides(overrides).get("train.precision")
+            # The best of the device for "auto", and for what the recipe will refuse.
+            matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
+            chosen = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder, family)
+            recipe = override(chosen, overrides)
+    except ValueError as error:
+        raise UsageError(str(error), where=request.init) from error
     if recipe.train.precision == "auto":
         recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
     return recipe

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal, get_args
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError, UsageError, optional_import, several
 from bertworks.text.tokenizer import Tokenizer
@@ -23,7 +23,9 @@ from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordSt
 from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
+SpecialTokens = Literal["bert", "roberta"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
+_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]  # 0 to 3; <mask> is the last token
 _SCRIPT_FRACTION = 0.001  # of all characters: a corpus with more counts as one with kana or Hangul
 _MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: more is reported
 _LONGEST_UNBROKEN = 1000  # characters of a word for BPE and unigram: words may be whole sentences
@@ -39,6 +41,8 @@ class VocabularyConfig:
     strip_accents: whether it removes accents; None: as `lowercase`, but not for text with kana or Hangul.
     min_frequency: of a pair to be merged.
     character_coverage: fraction of all characters that the alphabet covers.
+    special_tokens: "bert": [CLS] A [SEP] B [SEP]; "roberta": <s> A </s></s> B </s>, with byte-level BPE of the text as
+        it is, white space included (Liu et al. 2019).
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
 
@@ -52,12 +56,18 @@ class VocabularyConfig:
     strip_accents: bool | None = None
     min_frequency: int = 2
     character_coverage: float = 0.9995
+    special_tokens: SpecialTokens = "bert"
     unused: int = 0
     model_max_length: int = 512
 
     def __post_init__(self) -> None:
         if self.algorithm not in (known := get_args(Algorithm)):
             raise UsageError(f"algorithm {self.algorithm!r}: one of {', '.join(known)} is expected")
+        if self.special_tokens not in (known := get_args(SpecialTokens)):
+            raise UsageError(f"special_tokens {self.special_tokens!r}: one of {', '.join(known)} is expected")
+        if self.special_tokens == "roberta" and (self.algorithm != "bpe" or self.lowercase or self.strip_accents):
+            what = "special tokens of RoBERTa are for byte-level BPE of the text as it is"
+            raise UsageError(what, hint="give --algorithm bpe --cased; or --special-tokens bert")
         if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
             raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", hint="choose a size like 30000")
         if not 0 <= self.unused < self.size:
@@ -66,6 +76,11 @@ class VocabularyConfig:
             raise UsageError(f"character_coverage {self.character_coverage}: a fraction like 0.9995 is expected")
         if self.min_frequency < 1 or self.model_max_length < 3:
             raise UsageError("min_frequency must be at least 1 and model_max_length at least 3")
+
+    @property
+    def pad_id(self) -> int:
+        """The id of the padding token."""
+        return _ROBERTA.index("<pad>") if self.special_tokens == "roberta" else _SPECIALS.index("[PAD]")
 
 
 @dataclass(frozen=True)
@@ -197,8 +212,10 @@ def _train(
     statistics: WordStatistics, config: VocabularyConfig, progress: Progress
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
     """The tokenizer, and the alphabet."""
-    reserved = _SPECIALS + [f"[unused{number}]" for number in range(config.unused)]
-    room = config.size - len(reserved)
+    unused = [f"[unused{number}]" for number in range(config.unused)]
+    first, last = (_ROBERTA, ["<mask>"]) if config.special_tokens == "roberta" else (_SPECIALS, [])
+    reserved = first + unused
+    room = config.size - len(reserved) - len(last)
     words, least = statistics.words, config.min_frequency
     if config.algorithm == "bpe":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -214,8 +231,8 @@ def _train(
     elif config.algorithm == "bpe":
         learner = MergeLearner(words, alphabet, "", min_frequency=least)
         learner.merge_until(room, progress)
-        ids = {token: number for number, token in enumerate(reserved + learner.forms)}
-        model = models.BPE(ids, learner.merges, unk_token="[UNK]")
+        ids = {token: number for number, token in enumerate(reserved + learner.forms + last)}
+        model = models.BPE(ids, learner.merges, unk_token=None if last else "[UNK]")
     else:
         scored = [(token, 0.0) for token in reserved] + _unigram_pieces(words, alphabet, room)
         model = models.Unigram(scored, reserved.index("[UNK]"), byte_fallback=False)
@@ -245,6 +262,8 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
     """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
+    if config.special_tokens == "roberta":
+        return _roberta_pipeline(model)
     is_bert = config.algorithm == "wordpiece"
     settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents, "handle_chinese_chars": is_bert}
     library = bert_pipeline(model, SPECIAL_TOKENS, **settings)
@@ -264,9 +283,21 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     return library
 
 
+def _roberta_pipeline(model: models.Model) -> tokenizers.Tokenizer:
+    """No normalizer: bytes are what the text has. The mask replaces a word together with the space before it."""
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    cls, sep = ((token, _ROBERTA.index(token)) for token in ("<s>", "</s>"))
+    library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
+    library.add_special_tokens([*_ROBERTA, AddedToken("<mask>", lstrip=True)])
+    return library
+
+
 def _splitter(config: VocabularyConfig) -> Splitter:
-    """The normalizer and pre-tokenizer that the tokenizer will have."""
+    """The normalizer and pre-tokenizer that the tokenizer will have. Words are counted with a space before them."""
     longest = LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
+    config = replace(config, special_tokens="bert")
     return Splitter(_pipeline(config, word_piece_model(_SPECIALS)).to_str(), longest)
 
 

@@ -8,6 +8,7 @@
 import math
 import tomllib
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -92,12 +93,16 @@ def size_preset_for(flops: float) -> SizePreset:
     return [preset for preset in SIZE_PRESETS if preset.flops <= flops][-1]
 
 
-def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None) -> Recipe:
+def choose_recipe(
+    seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None,
+    family: Recipe | None = None,
+) -> Recipe:  # fmt: skip
     """A recipe for a budget, with phases of one step each: `fit_steps` sets their numbers.
 
     Args:
         matmul: FLOP/s of the machine.
         encoder: that of a model to continue from; None: one for the budget.
+        family: a recipe of it, which decides what is not size, optimizer or batch; None: BERT.
     """
     flops = seconds * matmul * EFFICIENCY
     preset = size_preset_for(flops)
@@ -107,19 +112,37 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
     # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
     memorizes = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
     dropout = 0.1 if memorizes else 0.0
-    chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
+    chosen = encoder or replace(
+        _resized(family.encoder, default) if family else default, vocab_size=0
+    )  # 0: tokenizer's
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
-    subject = f"BERT-{preset.size}" if encoder is None else "more training"
-    return Recipe(
-        title=f"{subject} for {duration(seconds)}",
+    name = family.title.partition("-")[0] if family else "BERT"
+    recipe = Recipe(
+        title=f"{'more training' if encoder else f'{name}-{preset.size}'} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
         vocabulary=VocabularyConfig(size=preset.vocab_size),
         sampling=SamplingConfig(format="full_sentences" if chosen.type_vocab_size < 2 else "next_sentence"),
-        initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
+    if family:
+        recipe = replace(
+            recipe, vocabulary=replace(family.vocabulary, size=preset.vocab_size), objectives=family.objectives,
+            sampling=replace(family.sampling, copies=1), masking=replace(family.masking, max_predictions=0),
+        )  # fmt: skip
+    if encoder is None:
+        with suppress(ValueError):  # not every network can start with this attention
+            recipe = replace(recipe, initialization="neighbours")
+    return recipe
+
+
+def _resized(encoder: EncoderConfig, size: EncoderConfig) -> EncoderConfig:
+    """A network of the family of one, with the size of the other."""
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "initializer_range")
+    values = {name: getattr(size, name) for name in names}
+    embedding_size = min(encoder.embedding_size, size.hidden_size)
+    return replace(encoder, **values, embedding_size=embedding_size)
 
 
 def fit_steps(

@@ -184,6 +184,15 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return parse_as(Recipe, read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
 
 
+def family_recipe(name: str | None) -> Recipe | None:
+    """The recipe of a family that is named without a size, such as roberta: that of its base model, else of another
+    one. A budget chooses the size. None: no family has this name."""
+    if name is None or name.endswith(".toml") or name in (known := packaged_recipes()):
+        return None
+    sizes = [one for one in known if one.startswith(f"{name}-")]
+    return load_recipe(min(sizes, key=lambda one: (not one.endswith("-base"), one))) if sizes else None
+
+
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
 
 
