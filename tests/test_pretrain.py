@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,13 +30,15 @@ from bertworks.checkpoints.training_state import locked
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import sha256
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder, scale_residual
 from bertworks.runs import pretrain_job
 from bertworks.runs.prepare import make_shards
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shards import write_shards
+from bertworks.text.shards import Shards, write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.budget import Measurement, measure_steps
 from bertworks.training.objectives import LossSum, PretrainingModel
@@ -882,3 +884,38 @@ def test_roberta_from_text_is_that_of_transformers(tmp_path: Path):
         best = theirs(**inputs).logits[0][inputs["input_ids"][0] == tokenizer.mask_token_id].softmax(-1)[0].topk(5)
     ((fillings,),) = load(out, device="cpu").fill(["the<mask> of a king"])
     assert [filling["score"] for filling in fillings] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_gpt2_from_text_is_that_of_transformers(tmp_path: Path):
+    sizes = ["encoder.hidden_size=32", "encoder.num_hidden_layers=2", "encoder.num_attention_heads=2"]
+    phase = [f"train.phases.0.{name}" for name in ("num_steps=6", "batch_size=8", "sequence_length=32")]
+    text, out = write_corpus(tmp_path / "text.jsonl"), tmp_path / "out"
+    overrides = [*sizes, *phase, "vocabulary.size=400", "train.held_out_sequences=16", "train.precision=fp32"]
+    events = list(pretrain(text, out, recipe="gpt2", overrides=overrides, workers=1, device="cpu"))
+    assert events[-1].text.endswith(f'next: bertworks generate {out} "This is the"')
+    theirs, found = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert type(theirs) is transformers.GPT2LMHeadModel
+    assert not any(found.values())
+    assert transformers.AutoTokenizer.from_pretrained(out).decode([399]) == "<|endoftext|>"
+    job = PretrainJob(load_recipe(str(out / "recipe.toml")), Shards.open(out / "shards"))
+    (batches,) = job._held_out_batches.values()
+    total = count = 0.0
+    with torch.no_grad():
+        for batch in batches:
+            for a, b in pairwise(batch.layout.cu_seqlens.tolist()):
+                row = batch.input_ids[None, a:b]
+                total += float(theirs(row, labels=row).loss) * (b - a - 1)
+                count += b - a - 1
+    assert events[-1].fields["evaluation"]["causal_lm_loss"] == pytest.approx(total / count, abs=2e-5)
+    assert sum(399 in batch.input_ids for batch in batches) > 0
+
+
+def test_residual_matrices_start_smaller():
+    c = EncoderConfig(vocab_size=50, hidden_size=64, num_hidden_layers=8, num_attention_heads=2, num_hidden_groups=4)
+    torch.manual_seed(0)
+    encoder, before = Encoder(c), {}
+    before = {name: p.clone() for name, p in encoder.named_parameters()}
+    scale_residual(encoder)
+    for name, p in encoder.named_parameters():
+        factor = 4 if name.endswith(("attention.output.weight", "feed_forward.down.weight")) else 1
+        torch.testing.assert_close(p * factor, before[name])

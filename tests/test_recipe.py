@@ -75,9 +75,27 @@ def test_roberta_is_that_of_fairseq():
     assert recipe.masking == MaskingConfig(rounding="random", special_tokens="predicted")
 
 
+def test_gpt2_is_as_published():
+    recipe = load_recipe("gpt2")
+    c = replace(recipe.encoder, vocab_size=50257)
+    assert c == PRESETS["gpt2"]
+    assert num_parameters(c, ["lm_head"]) == 124_439_808
+    assert (recipe.weights, recipe.predictions, recipe.initialization) == ({"causal_lm": 1.0}, 1.0, "scaled_residual")
+    assert recipe.vocabulary.pad_id == -1
+    assert [(p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(512, 1024)]
+
+
+def test_the_cosine_begins_at_the_peak_and_ends_at_zero():
+    c = OptimizerConfig(learning_rate=1.0, warmup=0.1, schedule="cosine")
+    rates = [c.rate(step, 100) for step in (0, 5, 10, 55, 100)]
+    assert rates == pytest.approx([0, 0.5, 1, 0.5, 0], abs=1e-12)
+    assert c.rate(32.5, 100) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+
+
 def test_a_family_has_no_size():
     assert family_recipe("roberta") == load_recipe("roberta-base")
     assert family_recipe("bert") == load_recipe("bert-base")
+    assert family_recipe("gpt2") == load_recipe("gpt2")
     assert all(family_recipe(name) is None for name in (None, "roberta-base", "roberta.toml", "rob", "gpt5"))
 
 
@@ -226,7 +244,21 @@ kind = "next_sentence"
         ("[train]", "seed = 4294967296\n[train]", 1, "seed is 4294967296", None),
         ("[train]", "[[objectives]]\nkind = 'mlm'\n[train]", 5, "objectives[0].kind: 'mlm' is none of", None),
         ("[train]", "[[objectives]]\nkind = 'masked_lm'\nweight = 0.0\n[train]", 4, "weight is 0.0", None),
-        ("[train]", "[[objectives]]\nkind = 'next_sentence'\n[train]", 1, "objectives has no masked_lm", None),
+        (
+            "[train]",
+            "[[objectives]]\nkind = 'next_sentence'\n[train]",
+            1,
+            "expected masked_lm or causal_lm, one of them",
+            None,
+        ),
+        (
+            "[train]",
+            "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'causal_lm'\n[train]",
+            1,
+            "expected masked_lm or causal_lm, one of them",
+            None,
+        ),
+        ("[train]", "[[objectives]]\nkind = 'causal_lm'\n[train]", 1, "which sees the next token", None),
         ("[train]", "[[objectives]]\nkind = 'masked_lm'\n" * 2 + "[train]", 1, "expected each kind once", None),
         ("[train]", NO_PAIRS, 1, "next_sentence has no targets in sequences of sampling.format 'full_sentences'", None),
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),

@@ -13,9 +13,11 @@ from bertworks.batching import sampling
 from bertworks.batching.sampling import (
     FullSentences,
     NextSentencePairs,
+    NextTokens,
     Sampler,
     SamplingConfig,
     add_special_tokens,
+    keyed_rng,
     make_sampler,
     truncate,
 )
@@ -308,3 +310,28 @@ def test_a_length_without_room_for_the_template_is_refused() -> None:
         with pytest.raises(UsageError, match=f"need {least}"):
             make_sampler(store, SamplingConfig(format=kind), least - 1, template, 0)
         make_sampler(store, SamplingConfig(format=kind), least, template, 0).make_plan(np.arange(2))
+
+
+@pytest.mark.parametrize("suffix", [(), (SEP,)])
+@pytest.mark.parametrize("length", [2, 7, 64, 10_000])
+def test_a_stream_is_the_text_with_a_token_after_each_document(length: int, suffix: tuple[int, ...]) -> None:
+    store = make_store(longest=25)
+    sampler = make_sampler(store, SamplingConfig(format="stream"), length, Template((), (), suffix), 0)
+    sampler.plan = sampler.make_plan(every(store))
+    edges = store.sentences[store.documents]
+    text = np.concatenate([np.append(store.tokens[a:b], suffix) for a, b in pairwise(edges)])
+    parts = list(sampler)
+    assert (np.concatenate([part.input_ids for part in parts]) == text).all()
+    assert {len(part.input_ids) for part in parts[:-1]} <= {length}
+    assert 0 < len(parts[-1].input_ids) <= length
+    assert all(((part.input_ids == SEP) == part.special).all() for part in parts)
+    assert not any(part.token_type_ids.any() or part.targets for part in parts)
+
+
+def test_each_token_is_predicted_from_those_before_it() -> None:
+    (part, *_) = planned(make_store(), 16, format="stream")
+    example = NextTokens()(part, keyed_rng("test", 0))
+    target = example.targets["causal_lm"]
+    assert (example.input_ids == part.input_ids).all()
+    assert (part.input_ids[target.positions + 1] == target.labels).all()
+    assert (target.positions == np.arange(15)).all()

@@ -428,5 +428,19 @@ def test_a_vocabulary_of_roberta_is_read_by_transformers(tmp_path):
     "settings", [{"algorithm": "wordpiece"}, {"lowercase": True}, {"strip_accents": True}, {"special_tokens": "gpt"}]
 )
 def test_special_tokens_of_roberta_are_for_bytes(settings):
-    with pytest.raises(UsageError, match=r"byte-level BPE of the text as it is|one of bert, roberta is expected"):
+    with pytest.raises(UsageError, match=r"byte-level BPE of the text as it is|one of bert, roberta, gpt2 is expected"):
         replace(ROBERTA, **settings)
+
+
+def test_a_vocabulary_of_gpt2_is_read_by_transformers(tmp_path):
+    texts = ["The dogs  of Anna ran,\nand ran. Caf\u00e9 \u6620\u753b!", "Paris in the rain"] * 30
+    made, _ = train_vocabulary(texts, replace(ROBERTA, special_tokens="gpt2"))
+    assert made.tokens[-1] == "<|endoftext|>"
+    assert made.special_ids == {made.vocab_size - 1}
+    assert (made.pad_id, made.mask_id, made.cls_id) == (-1, -1, -1)
+    made.save(tmp_path)
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    theirs = transformers.GPT2Tokenizer(model["vocab"], [*map(tuple, model["merges"])])
+    for text in [*texts[:2], " two  spaces<|endoftext|>a tab\t and \u00fc"]:
+        assert made.encode(text).ids == theirs(text)["input_ids"]
+        assert made.encode(text).ids == transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.sampling import Example, Masker, Sampler, keyed_rng
+from bertworks.batching.sampling import Example, Sampler, TargetMaker, keyed_rng
 from bertworks.models.layout import Layout
 
 
@@ -26,13 +26,13 @@ class ExampleStream:
     """The sequences of a sampler, epoch after epoch, each in another order."""
 
     sampler: Sampler
-    masker: Masker
+    targets: TargetMaker
     seed: int = 0
 
     def __getitem__(self, n: int) -> Example:
         epoch, i = divmod(n, len(self.sampler))
         i = shuffled_index(i, len(self.sampler), self.seed, epoch)
-        return self.masker(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.masker.config.dynamic else 0, i))
+        return self.targets(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.targets.dynamic else 0, i))
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise, product
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.random import Generator
@@ -25,7 +25,7 @@ from bertworks.text.tokenizer import Template, Tokenizer
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
-Format = Literal["next_sentence", "full_sentences"]
+Format = Literal["next_sentence", "full_sentences", "stream"]
 Spans = Annotated[tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)]
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
@@ -34,8 +34,9 @@ BLOCK = 1 << 16  # rows of a plan that are made at once
 class SamplingConfig(Settings):
     """How a corpus is cut into sequences.
 
-    format: "next_sentence" (Devlin et al. 2019, section 3.1) or "full_sentences" (Liu et al. 2019, section 4.2: whole
-    sentences without pairs, crossing documents with an extra [SEP]).
+    format: "next_sentence" (Devlin et al. 2019, section 3.1); "full_sentences" (Liu et al. 2019, section 4.2: whole
+    sentences without pairs, crossing documents with an extra [SEP]); or "stream": all tokens in the order of the text,
+    cut into equal lengths, with the token that ends a text after each document (Radford et al. 2018, 2019).
     short_rate: fraction of the documents that are cut to a random shorter length (`short_seq_prob`).
     copies: how often the corpus is cut, with other random numbers each time (`dupe_factor`).
     """
@@ -240,19 +241,52 @@ class FullSentences(Sampler):
         return int(self.plan[-1, 0]) + 1 if len(self.plan) else 0
 
     def __getitem__(self, i: int) -> TokenSequence:
+        pieces = [self.store.tokens[a:b] for a, b in self._pieces(i)]
+        return add_special_tokens(pieces, self.template, one_type=True)
+
+    def _pieces(self, i: int) -> list[list[int]]:
+        """The rows of sequence i, without its number."""
         if not 0 <= i < len(self):
             raise IndexError(i)
         numbers = self.plan[:, 0]
         begin = bisect_left(numbers, i, lo=i)  # reads about twenty numbers of a mapped plan
-        pieces = self.plan[begin : bisect_right(numbers, i, lo=begin), 1:].tolist()
-        return add_special_tokens([self.store.tokens[a:b] for a, b in pieces], self.template, one_type=True)
+        return cast("list[list[int]]", self.plan[begin : bisect_right(numbers, i, lo=begin), 1:].tolist())
 
 
-FORMATS: Mapping[Format, type[Sampler]] = {"next_sentence": NextSentencePairs, "full_sentences": FullSentences}
+class Stream(FullSentences):
+    """Documents one after the other, cut where a sequence is full. A plan row is (sequence, first token, last token) of
+    one piece, and 1 if the token that ends a text follows it."""
+
+    columns = 4
+
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+        number, room, ending = 0, self.max_length, len(self.template.suffix)
+        for edges in self.store.sentences[self.store.documents[np.stack([documents, documents + 1], 1)]].tolist():
+            start, end = edges
+            is_done = False
+            while not is_done:
+                size = min(end - start, room)
+                is_done = start + size == end and room - size >= ending
+                if size or is_done:
+                    yield number, start, start + size, int(is_done)
+                start, room = start + size, room - size - ending * is_done
+                if room < max(1, ending):
+                    number, room = number + 1, self.max_length
+
+    def __getitem__(self, i: int) -> TokenSequence:
+        parts = [(self.store.tokens[a:b], self.template.suffix if ends else ()) for a, b, ends in self._pieces(i)]
+        pieces = [np.asarray(piece, np.int64) for pair in parts for piece in pair]
+        ids, lengths = np.concatenate(pieces), [len(piece) for piece in pieces]
+        return TokenSequence(ids, np.zeros_like(ids), (np.arange(len(pieces)) % 2 == 1).repeat(lengths), {})
+
+
+FORMATS: Mapping[Format, type[Sampler]] = {
+    "next_sentence": NextSentencePairs, "full_sentences": FullSentences, "stream": Stream
+}  # fmt: skip
 
 
 def make_sampler(store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int) -> Sampler:
-    """The sampler of a format."""
+    """The sampler of a format. template: with "stream", its suffix ends a text."""
     return FORMATS[c.format](store, c, max_length, template, seed)
 
 
@@ -304,13 +338,31 @@ class Example(NamedTuple):
         return target
 
 
+class TargetMaker(Protocol):
+    """What a network reads of a sequence, and what it predicts. dynamic: anew in every epoch."""
+
+    dynamic: bool
+
+    def __call__(self, s: TokenSequence, generator: Generator) -> Example: ...
+
+
+class NextTokens:
+    """Each token but the first is predicted from those before it (Bengio et al. 2003; Radford et al. 2018)."""
+
+    dynamic = False
+
+    def __call__(self, s: TokenSequence, generator: Generator) -> Example:
+        target = Target(np.arange(len(s.input_ids) - 1), s.input_ids[1:])
+        return Example(s.input_ids, s.token_type_ids, {"causal_lm": target, **s.targets})
+
+
 class Masker:
     """starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens."""
 
     def __init__(
         self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_], special_ids: Collection[int] = ()
     ):
-        self.config, self.mask_id, self.starts_word = c, mask_id, starts_word
+        self.config, self.mask_id, self.starts_word, self.dynamic = c, mask_id, starts_word, c.dynamic
         self.span_edges = np.cumsum(c.spans) / sum(c.spans)
         excluded = sorted(special_ids) if c.special_tokens == "predicted" else []
         self.replacements = np.delete(np.arange(len(starts_word)), excluded)
@@ -356,12 +408,14 @@ class Masker:
         return np.flatnonzero(closed & ~s.special)
 
 
-def make_masker(tokenizer: Tokenizer, config: MaskingConfig) -> Masker:
-    """The masking policy over a tokenizer's ids.
+def make_targets(tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"]) -> TargetMaker:
+    """What is predicted of the tokens: masked ones, or each next one.
 
     Raises:
-        BertworksError: the tokenizer has no mask token.
+        BertworksError: masked ones, and the tokenizer has no mask token.
     """
+    if kind == "causal_lm":
+        return NextTokens()
     if tokenizer.mask_id < 0:
         raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
     return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids)

@@ -26,7 +26,7 @@ def vocab(
     size: Annotated[int, console.at_least(10)] = 30000,
     algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
-    special_tokens: Literal["bert", "roberta"] = "bert",
+    special_tokens: Literal["bert", "roberta", "gpt2"] = "bert",
     max_memory: str = "1g",
     workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
@@ -38,7 +38,8 @@ def vocab(
         size: Number of tokens, special tokens included.
         algorithm: bpe is byte-level; unigram needs sentencepiece.
         lowercase: Lowercase the text.
-        special_tokens: [CLS] and [SEP], or <s> and </s> around byte-level BPE of the text as it is.
+        special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s> and </s>; gpt2:
+            <|endoftext|>.
         max_memory: Memory for counting words: 512m, 1g.
 
     Examples:

@@ -224,6 +224,15 @@ def initialize(module: nn.Module, c: EncoderConfig) -> None:
             nn.init.zeros_(part.bias)
 
 
+@torch.no_grad()
+def scale_residual(encoder: "Encoder") -> None:
+    """Divides the matrices that lead into the residual stream, two in each layer, by the root of their number (Radford
+    et al. 2019, section 2.3)."""
+    for block in cast("list[Block]", encoder.blocks):
+        for layer in (block.attention.output, block.feed_forward.down):
+            layer.weight /= (2 * encoder.config.num_hidden_layers) ** 0.5
+
+
 class Pooler(nn.Module):
     """The vector of a sequence: the state of its first or last token, through a dense layer and an activation (BERT:
     the first, tanh). The kind "last" has no parameters."""

@@ -36,7 +36,7 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
 from bertworks.training.objectives import heads_of
-from bertworks.training.recipe import Recipe, family_recipe, load_recipe
+from bertworks.training.recipe import Recipe, family_recipe, load_recipe, packaged_recipes
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
@@ -114,7 +114,8 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     paths["init"] = init if init and not is_model_name(init) else None
     options |= {name: absolute(path) for name, path in paths.items() if path}
     options["overrides"] = names_of(options.get("overrides"))
-    options["budget"] = budget or ("1h" if recipe is None or family_recipe(recipe) else None)
+    has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
+    options["budget"] = budget or (None if has_size else "1h")
     return Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
 
 
@@ -133,7 +134,7 @@ SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
 # With fewer steps a new model learns little but how frequent words are, by its initialization (docs/experiments,
 # 2026-11-21: initial attention to neighbouring tokens).
-USEFUL_STEPS = {"neighbours": 350, "published": 1400}
+USEFUL_STEPS = {"neighbours": 350, "published": 1400, "scaled_residual": 1400}
 CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
@@ -218,9 +219,15 @@ def pretrain(
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where).events())
-        mask = job.tokenizer.special_tokens["mask_token"]
-        ending = f'see {output / "report.html"}\nnext: bertworks fill {quoted(output)} "This is the {mask}."'
+        ending = f"see {output / 'report.html'}\nnext: {_next_command(job, output)}"
         yield replace(done, text=f"{done.text}\n{ending}")
+
+
+def _next_command(job: PretrainJob, output: Path) -> str:
+    """What to try with the new model."""
+    if job.recipe.token_objective == "causal_lm":
+        return f'bertworks generate {quoted(output)} "This is the"'
+    return f'bertworks fill {quoted(output)} "This is the {job.tokenizer.special_tokens["mask_token"]}."'
 
 
 def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **options: Any) -> Estimate:
@@ -286,7 +293,8 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
     """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
     overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
     try:
-        if (family := family_recipe(request.recipe)) is None and request.recipe:
+        family = family_recipe(request.recipe) if request.budget else None
+        if request.recipe and family is None:
             recipe = load_recipe(request.recipe, overrides)
             recipe = replace(recipe, encoder=encoder or recipe.encoder)
         else:

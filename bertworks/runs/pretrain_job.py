@@ -18,7 +18,15 @@ from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.features import shortened
-from bertworks.batching.sampling import Format, Ids, MaskingConfig, SamplingConfig, keyed_rng, make_masker, make_sampler
+from bertworks.batching.sampling import (
+    Format,
+    Ids,
+    MaskingConfig,
+    SamplingConfig,
+    keyed_rng,
+    make_sampler,
+    make_targets,
+)
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
@@ -26,16 +34,17 @@ from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
 from bertworks.events import printable
 from bertworks.io.binary_files import is_sealed, sealing, write_npy
-from bertworks.models.encoder import init_local_attention
+from bertworks.models.encoder import init_local_attention, scale_residual
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
 from bertworks.text.shards import Shards, TokenStore
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer import Template, Tokenizer
+from bertworks.text.vocabulary import END_OF_TEXT
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures
-from bertworks.training.recipe import Recipe
+from bertworks.training.recipe import Recipe, TokenObjective
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
 # should be small.
@@ -86,15 +95,16 @@ def phase_batches(
     of_phase = []
     for number, phase in enumerate(recipe.train.phases):
         path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
-        sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
-        key = repr((recipe.sampling, length, seed, tokenizer.template, corpus))
+        template = template_of(tokenizer, recipe.sampling.format)
+        sampler = make_sampler(store, recipe.sampling, length, template, seed)
+        key = repr((recipe.sampling, length, seed, template, corpus))
         if not is_sealed(path, key):
             if path.exists():
                 note(f"{path}: the plan is damaged, or of an older version: it was made again")
             with sealing(path, key) as temporary:
                 write_npy(temporary, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
-        stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed)
+        stream = ExampleStream(sampler, make_targets(tokenizer, recipe.masking, recipe.token_objective), seed)
         of_phase.append(Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size))
 
     def batches(step: int) -> list[Batch]:
@@ -104,15 +114,24 @@ def phase_batches(
     return batches
 
 
+def template_of(tokenizer: Tokenizer, format: Format) -> Template:
+    """The special tokens of a format: in a stream only the one that ends a text, which GPT-2's template lacks."""
+    if format != "stream":
+        return tokenizer.template
+    end = tuple(number for number, token in enumerate(tokenizer.tokens) if token == END_OF_TEXT)
+    return Template((), (), tokenizer.template.suffix or end)
+
+
 def held_out_batches(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int
-) -> list[Batch]:
+    store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int,
+    kind: TokenObjective = "masked_lm",
+) -> list[Batch]:  # fmt: skip
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
     different runs on the same text and vocabulary compare."""
     config = SamplingConfig(format=format)
-    sampler = make_sampler(store, config, sequence_length, tokenizer.template, MASKS_SEED)
+    sampler = make_sampler(store, config, sequence_length, template_of(tokenizer, format), MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    stream = ExampleStream(sampler, make_masker(tokenizer, MaskingConfig(dynamic=False)), MASKS_SEED)
+    stream = ExampleStream(sampler, make_targets(tokenizer, MaskingConfig(dynamic=False), kind), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + AT_ONCE]) for i in range(0, len(examples), AT_ONCE)]
 
@@ -128,9 +147,9 @@ def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def most_frequent_token(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, batches: list[Batch]
+    store: TokenStore, documents: Ids, tokenizer: Tokenizer, batches: list[Batch], kind: str = "masked_lm"
 ) -> tuple[str, float]:
-    """The most frequent token of the training text (`documents`, ascending), and the fraction of the held-out masked
+    """The most frequent token of the training text (`documents`, ascending), and the fraction of the held-out predicted
     tokens that it is: the baseline of a model."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     gaps = np.flatnonzero(np.diff(documents) != 1) + 1
@@ -139,7 +158,7 @@ def most_frequent_token(
         for start in range(first, last, CHUNK):
             counts += np.bincount(store.tokens[start : min(start + CHUNK, last)], minlength=len(counts))
     best = int(counts.argmax())
-    labels = [batch.targets["masked_lm"].labels for batch in batches]
+    labels = [batch.targets[kind].labels for batch in batches]
     correct = sum(int((part == best).sum()) for part in labels)
     return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
 
@@ -173,7 +192,7 @@ class PretrainJob:
     def blank(self) -> PretrainingModel:
         checkpointing = self.recipe.train.gradient_checkpointing
         model = PretrainingModel(self.recipe.encoder, self.recipe.weights, gradient_checkpointing=checkpointing)
-        if self.recipe.initialization != "published":  # positions that were not trained keep their sines
+        if self.recipe.initialization == "neighbours":  # positions that were not trained keep their sines
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
 
@@ -188,6 +207,8 @@ class PretrainJob:
                 notes.append(f"{self.init} has no {heads}: initialized at random")
         elif self.recipe.initialization == "neighbours":
             init_local_attention(model.encoder)
+        elif self.recipe.initialization == "scaled_residual":
+            scale_residual(model.encoder)
         return model, notes
 
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
@@ -212,13 +233,14 @@ class PretrainJob:
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
         batches = self._held_out_batches[self.recipe.train.held_out_length]
-        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, batches)
-        text = f"always predicting {token!r} would get {accuracy:.1%} of the masked tokens right"
-        return text, {"token": token, "masked_lm_accuracy": accuracy}
+        kind = self.recipe.token_objective
+        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, batches, kind)
+        text = f"always predicting {token!r} would get {accuracy:.1%} of the {OBJECTIVES[kind].title} right"
+        return text, {"token": token, f"{kind}_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
-        length, rate = self.recipe.train.phases[self._phase(step)].sequence_length, self.recipe.masking.rate
-        return self.recipe.encoder.flops_per_token(length, rate, finished=rate + 1 / length)
+        length, rate = self.recipe.train.phases[self._phase(step)].sequence_length, self.recipe.predictions
+        return self.recipe.encoder.flops_per_token(length, rate, finished=min(1, rate + 1 / length))
 
     def cost(self, steps: int) -> float:
         """The cost of the first steps: the seconds that were measured for a budget, else their arithmetic."""
@@ -251,6 +273,7 @@ class PretrainJob:
         """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
         train, format = self.recipe.train, self.recipe.sampling.format
         tokens = train.held_out_sequences * train.held_out_length
-        batches = partial(held_out_batches, self.store, self.held_out, self.tokenizer, format=format)
+        kind = self.recipe.token_objective
+        batches = partial(held_out_batches, self.store, self.held_out, self.tokenizer, format=format, kind=kind)
         lengths = dict.fromkeys((train.held_out_length, train.sequence_length))
         return {n: batches(sequence_length=n, sequences=max(1, tokens // n)) for n in lengths}

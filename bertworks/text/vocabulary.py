@@ -18,14 +18,25 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from bertworks.errors import BertworksError, UsageError, optional_import, several
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
+from bertworks.text.tokenizer_pipeline import (
+    LONGEST_WORD,
+    NO_TEMPLATE,
+    SPECIAL_TOKENS,
+    bert_pipeline,
+    template,
+    word_piece_model,
+)  # fmt: skip
 from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordStatistics, count_words
 from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
-SpecialTokens = Literal["bert", "roberta"]
+SpecialTokens = Literal["bert", "roberta", "gpt2"]
+END_OF_TEXT = "<|endoftext|>"
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
-_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]  # 0 to 3; <mask> is the last token
+_ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
+_AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {  # the first tokens of a vocabulary, and the last ones
+    "bert": (_SPECIALS, []), "roberta": (_ROBERTA, ["<mask>"]), "gpt2": ([], [END_OF_TEXT])
+}  # fmt: skip
 _SCRIPT_FRACTION = 0.001  # of all characters: a corpus with more counts as one with kana or Hangul
 _MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: more is reported
 _LONGEST_UNBROKEN = 1000  # characters of a word for BPE and unigram: words may be whole sentences
@@ -41,8 +52,9 @@ class VocabularyConfig:
     strip_accents: whether it removes accents; None: as `lowercase`, but not for text with kana or Hangul.
     min_frequency: of a pair to be merged.
     character_coverage: fraction of all characters that the alphabet covers.
-    special_tokens: "bert": [CLS] A [SEP] B [SEP]; "roberta": <s> A </s></s> B </s>, with byte-level BPE of the text as
-        it is, white space included (Liu et al. 2019).
+    special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white space included:
+        "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "gpt2": <|endoftext|> between documents (Radford et al.
+        2019).
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
 
@@ -65,8 +77,8 @@ class VocabularyConfig:
             raise UsageError(f"algorithm {self.algorithm!r}: one of {', '.join(known)} is expected")
         if self.special_tokens not in (known := get_args(SpecialTokens)):
             raise UsageError(f"special_tokens {self.special_tokens!r}: one of {', '.join(known)} is expected")
-        if self.special_tokens == "roberta" and (self.algorithm != "bpe" or self.lowercase or self.strip_accents):
-            what = "special tokens of RoBERTa are for byte-level BPE of the text as it is"
+        if self.special_tokens != "bert" and (self.algorithm != "bpe" or self.lowercase or self.strip_accents):
+            what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
             raise UsageError(what, hint="give --algorithm bpe --cased; or --special-tokens bert")
         if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
             raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", hint="choose a size like 30000")
@@ -79,8 +91,9 @@ class VocabularyConfig:
 
     @property
     def pad_id(self) -> int:
-        """The id of the padding token."""
-        return _ROBERTA.index("<pad>") if self.special_tokens == "roberta" else _SPECIALS.index("[PAD]")
+        """The id of the padding token; -1: there is none."""
+        first = _AROUND[self.special_tokens][0]
+        return next((number for number, token in enumerate(first) if token in ("<pad>", "[PAD]")), -1)
 
 
 @dataclass(frozen=True)
@@ -213,7 +226,7 @@ def _train(
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
     """The tokenizer, and the alphabet."""
     unused = [f"[unused{number}]" for number in range(config.unused)]
-    first, last = (_ROBERTA, ["<mask>"]) if config.special_tokens == "roberta" else (_SPECIALS, [])
+    first, last = _AROUND[config.special_tokens]
     reserved = first + unused
     room = config.size - len(reserved) - len(last)
     words, least = statistics.words, config.min_frequency
@@ -262,8 +275,8 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
     """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
-    if config.special_tokens == "roberta":
-        return _roberta_pipeline(model)
+    if config.special_tokens != "bert":
+        return _byte_pipeline(config.special_tokens, model)
     is_bert = config.algorithm == "wordpiece"
     settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents, "handle_chinese_chars": is_bert}
     library = bert_pipeline(model, SPECIAL_TOKENS, **settings)
@@ -283,14 +296,18 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     return library
 
 
-def _roberta_pipeline(model: models.Model) -> tokenizers.Tokenizer:
-    """No normalizer: bytes are what the text has. The mask replaces a word together with the space before it."""
+def _byte_pipeline(special_tokens: SpecialTokens, model: models.Model) -> tokenizers.Tokenizer:
+    """No normalizer: bytes are what the text has. A mask replaces a word together with the space before it."""
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    cls, sep = ((token, _ROBERTA.index(token)) for token in ("<s>", "</s>"))
-    library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
-    library.add_special_tokens([*_ROBERTA, AddedToken("<mask>", lstrip=True)])
+    first, last = _AROUND[special_tokens]
+    library.add_special_tokens([*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)])
+    if special_tokens == "roberta":
+        cls, sep = ((token, _ROBERTA.index(token)) for token in ("<s>", "</s>"))
+        library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
+    else:
+        library.post_processor = template(library, NO_TEMPLATE, {})
     return library
 
 

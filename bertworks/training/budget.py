@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.sampling import FORMATS, Masker, SamplingConfig, Target, TokenSequence
+from bertworks.batching.sampling import FORMATS, Masker, NextTokens, SamplingConfig, Target, TokenSequence
 from bertworks.errors import UsageError
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
@@ -117,7 +117,7 @@ def choose_recipe(
     )  # 0: tokenizer's
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
-    name = family.title.partition("-")[0] if family else "BERT"
+    name = family.title.partition(",")[0].removesuffix("-Base").removesuffix("-Small") if family else "BERT"
     recipe = Recipe(
         title=f"{'more training' if encoder else f'{name}-{preset.size}'} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
@@ -129,7 +129,8 @@ def choose_recipe(
     if family:
         recipe = replace(
             recipe, vocabulary=replace(family.vocabulary, size=preset.vocab_size), objectives=family.objectives,
-            sampling=replace(family.sampling, copies=1), masking=replace(family.masking, max_predictions=0),
+            initialization=family.initialization, sampling=replace(family.sampling, copies=1),
+            masking=replace(family.masking, max_predictions=0),
         )  # fmt: skip
     if encoder is None:
         with suppress(ValueError):  # not every network can start with this attention
@@ -310,7 +311,7 @@ def measure_steps(
     for number, phase in enumerate(train_config.phases):
         length = phase.sequence_length
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
-        expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
+        expected = c.flops_per_token(length, recipe.predictions) * length / speed  # seconds of a sequence
         few = min(full, max(1, int(patience / 4 / expected)))
         batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
@@ -344,9 +345,10 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
 def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     """Random tokens and targets in the shape of those that a recipe trains on."""
     generator, c = np.random.default_rng(0), recipe.encoder
-    mask = Masker(replace(recipe.masking, unit="token"), 0, np.ones(c.vocab_size, np.bool_))
+    masker = Masker(replace(recipe.masking, unit="token"), 0, np.ones(c.vocab_size, np.bool_))
+    make_example = NextTokens() if recipe.token_objective == "causal_lm" else masker
     types, special = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size), np.zeros(length, np.bool_)
     label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
     targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)
     rows = generator.integers(c.vocab_size, size=(sequences, length))
-    return collate([mask(TokenSequence(row, types, special, targets), generator) for row in rows])
+    return collate([make_example(TokenSequence(row, types, special, targets), generator) for row in rows])

@@ -150,7 +150,7 @@ class Objective(NamedTuple):
     loss: Callable[["PretrainingModel", Tensor, Tensor], LossSum]
 
 
-def _masked_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
     assert model.lm_head is not None
     x = model.lm_head.transform(states)
     embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
@@ -169,7 +169,14 @@ OBJECTIVES: Mapping[str, Objective] = {
         title="masked tokens",
         heads=("lm_head",),
         measures=(LOSS, ACCURACY, PERPLEXITY),
-        loss=_masked_loss,
+        loss=_token_loss,
+    ),
+    # Predict each token from those before it (Radford et al. 2018, section 3.1).
+    "causal_lm": Objective(
+        title="next tokens",
+        heads=("lm_head",),
+        measures=(LOSS, ACCURACY, PERPLEXITY),
+        loss=_token_loss,
     ),
     # Predict whether segment B follows segment A (task 2).
     "next_sentence": Objective(

@@ -1,5 +1,6 @@
 """The optimizer and its schedule: functions of the parameters and of the number of the step."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -20,7 +21,8 @@ class OptimizerConfig(Settings):
     bias_correction: False is google-research/bert's AdamWeightDecayOptimizer.
     warmup: fraction of the steps in which the rate rises linearly from 0.
     schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of google-research/bert:
-    the falling line begins at step 0, so that the rate drops a little where the warm-up ends.
+    the falling line begins at step 0, so that the rate drops a little where the warm-up ends. "cosine" falls along half
+    a period (Radford et al. 2018, section 4.1).
     weight_decay: of matrices and embeddings, not of biases and norms.
     beta1, beta2: decay rates of the moments.
     eps: added to the root of the second moment.
@@ -31,7 +33,7 @@ class OptimizerConfig(Settings):
 
     learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
     warmup: Annotated[float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)] = 0.01
-    schedule: Literal["linear", "linear_from_start", "constant"] = "linear"
+    schedule: Literal["linear", "linear_from_start", "cosine", "constant"] = "linear"
     weight_decay: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 0.01
     beta1: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.9
     beta2: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.999
@@ -48,8 +50,10 @@ class OptimizerConfig(Settings):
         warmup_steps = round(self.warmup * num_steps)
         if step < warmup_steps:
             return self.learning_rate * step / warmup_steps
+        rest = (num_steps - step) / max(1, num_steps - warmup_steps)
         factors = {
-            "linear": (num_steps - step) / max(1, num_steps - warmup_steps),
+            "linear": rest,
+            "cosine": (1 - math.cos(math.pi * rest)) / 2,
             "linear_from_start": 1 - step / num_steps,
             "constant": 1.0,
         }

@@ -84,14 +84,16 @@ class TrainConfig(Settings):
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
-ObjectiveKind = Literal["masked_lm", "next_sentence"]
+TokenObjective = Literal["masked_lm", "causal_lm"]
+ObjectiveKind = Literal[TokenObjective, "next_sentence"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
-    kind: "masked_lm" (predict masked tokens) or "next_sentence" (does segment B follow segment A?).
+    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token) or "next_sentence" (does segment B
+        follow segment A?).
     weight: the factor of its loss in the sum.
     """
 
@@ -104,11 +106,12 @@ class Recipe(Settings):
     """A whole pre-training: everything that decides the result, except the text.
 
     title: a name for people.
-    objectives: what is learned; (): masked_lm, and what the format of the sequences has targets for. The first one
-        chooses the best checkpoint.
-    initialization: "published": everything at random; "neighbours": the first layer starts with attention to the
-        neighbouring tokens (`models.encoder.init_local_attention`), which a small budget has no time to learn, and the
-        position embeddings are not trained.
+    objectives: what is learned; (): masked_lm, or causal_lm if the encoder reads from left to right, and what the
+        format of the sequences has targets for. The first one chooses the best checkpoint.
+    initialization: "published": everything at random; "scaled_residual": the same, and the matrices that lead into the
+        residual stream divided by the root of their number (Radford et al. 2019, section 2.3); "neighbours": the first
+        layer starts with attention to the neighbouring tokens (`models.encoder.init_local_attention`), which a small
+        budget has no time to learn, and the position embeddings are not trained.
     seed: of all random numbers.
     """
 
@@ -120,7 +123,7 @@ class Recipe(Settings):
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    initialization: Literal["published", "neighbours"] = "published"
+    initialization: Literal["published", "scaled_residual", "neighbours"] = "published"
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -131,12 +134,16 @@ class Recipe(Settings):
         rules = [
             (length <= c.max_position_embeddings, f"train.phases ask for {length} tokens, but "
              f"encoder.max_position_embeddings is {c.max_position_embeddings}"),
-            (c.type_vocab_size >= sampler.segments, f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling."
-             f"format {format!r} has {sampler.segments} segments: expected sampling.format = 'full_sentences'"),
+            (max(1, c.type_vocab_size) >= sampler.segments,
+             f"encoder.type_vocab_size is {c.type_vocab_size}, but sampling.format {format!r} has {sampler.segments} "
+             f"segments: expected sampling.format = 'full_sentences'"),
             (len(set(kinds)) == len(kinds), f"objectives: {', '.join(kinds)}: expected each kind once"),
-            (not kinds or "masked_lm" in kinds,
-             "objectives has no masked_lm: tokens are masked, so expected a loss for them"),
-            *((kind in ("masked_lm", *sampler.targets), f"objectives: {kind} has no targets in sequences of "
+            (not kinds or ("masked_lm" in kinds) != ("causal_lm" in kinds),
+             "objectives: expected masked_lm or causal_lm, one of them"),
+            (self.token_objective == "masked_lm" or c.direction == "left_to_right",
+             f"objectives: causal_lm with encoder.direction {c.direction!r}, which sees the next token: expected "
+             f"encoder.direction = 'left_to_right'"),
+            *((kind in (self.token_objective, *sampler.targets), f"objectives: {kind} has no targets in sequences of "
                f"sampling.format {format!r}: leave it out, or choose another format") for kind in self.weights),
             *((getattr(c, name) == value, f"initialization {self.initialization!r} with encoder.{name} "
                f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'")
@@ -151,8 +158,19 @@ class Recipe(Settings):
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
         """The weight of each objective, by kind."""
-        kinds = ["masked_lm", *FORMATS[self.sampling.format].targets]
+        directed = self.encoder.direction == "left_to_right"
+        kinds = ["causal_lm" if directed else "masked_lm", *FORMATS[self.sampling.format].targets]
         return {o.kind: o.weight for o in self.objectives} or {cast(ObjectiveKind, kind): 1.0 for kind in kinds}
+
+    @property
+    def token_objective(self) -> TokenObjective:
+        """How tokens are predicted."""
+        return "causal_lm" if "causal_lm" in self.weights else "masked_lm"
+
+    @property
+    def predictions(self) -> float:
+        """Predicted tokens per token."""
+        return 1.0 if self.token_objective == "causal_lm" else self.masking.rate
 
     def with_objectives(self) -> "Recipe":
         """The recipe with its objectives listed, also those that were left to the format."""
@@ -162,7 +180,7 @@ class Recipe(Settings):
     def _initialized_as(self) -> dict[str, object]:
         """The encoder's fields that the initialization needs. Local attention is written into a learned position table
         of the hidden size, under a norm."""
-        if self.initialization == "published":
+        if self.initialization != "neighbours":
             return {}
         width = self.encoder.hidden_size if self.encoder.embedding_size else 0
         table = {"position_embedding_type": "learned", "embedding_size": width}
@@ -185,12 +203,13 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def family_recipe(name: str | None) -> Recipe | None:
-    """The recipe of a family that is named without a size, such as roberta: that of its base model, else of another
-    one. A budget chooses the size. None: no family has this name."""
-    if name is None or name.endswith(".toml") or name in (known := packaged_recipes()):
+    """The recipe of a family that is named without a size, such as roberta or gpt2: that of its base model, else of
+    another one. A budget chooses the size. None: no family has this name."""
+    known = packaged_recipes()
+    if name is None or name.endswith(".toml") or (name in known and "-" in name):
         return None
-    sizes = [one for one in known if one.startswith(f"{name}-")]
-    return load_recipe(min(sizes, key=lambda one: (not one.endswith("-base"), one))) if sizes else None
+    sizes = [one for one in known if one == name or one.startswith(f"{name}-")]
+    return load_recipe(min(sizes, key=lambda one: (one not in (name, f"{name}-base"), one))) if sizes else None
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
