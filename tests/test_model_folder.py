@@ -345,6 +345,7 @@ def test_the_card_says_what_it_was_given():
         CONFIG,
         name="my\nbert",
         recipe='title = "mine" # ```',
+        parameters=1_234_567,
         steps=1200,
         tokens=9_830_400,
         corpus={"documents": 8000, "sha256": "abc", "a|b": "c|d\ne"},
@@ -360,12 +361,24 @@ def test_the_card_says_what_it_was_given():
     ):  # fmt: skip
         assert expected in card
     assert card.count("```") == 6
-    assert f"{CONFIG.num_parameters(*PRETRAINING_HEADS) / 1e6:.1f} million" in card
+    assert "1,234,567 parameters" in card
+    assert "family `bert`" in card
 
 
 def test_a_card_without_figures_says_so():
-    card = pretraining_card(CONFIG, name="x", recipe="", steps=0, tokens=0, corpus={}, held_out={}, versions={})
+    counts = {"steps": 0, "tokens": 0, "parameters": 1}
+    card = pretraining_card(CONFIG, name="x", recipe="", corpus={}, held_out={}, versions={}, **counts)
     assert "No held-out text was evaluated." in card
+
+
+def test_a_card_of_a_model_that_continues_texts():
+    counts = {"steps": 0, "tokens": 0, "parameters": 1}
+    c = replace(CONFIG, family="gpt2")
+    card = pretraining_card(c, name="x", recipe="", corpus={}, held_out={}, versions={}, mask_token=None, **counts)
+    assert 'bertworks generate . "The capital of France is"' in card
+    assert 'generate = pipeline("text-generation", model=".")' in card
+    assert 'generate("The capital of France is")' in card
+    assert "tags: [gpt2, bertworks, pretraining]" in card
 
 
 def test_the_parameters_of_the_card_are_those_of_the_network():

@@ -8,7 +8,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import EncoderConfig
 
 
 def fill_template(template: Path, **values: object) -> str:
@@ -57,6 +57,7 @@ def pretraining_card(
     corpus: Mapping[str, object],
     held_out: Mapping[str, float],
     versions: Mapping[str, str],
+    mask_token: str | None = "[MASK]",
     **counts: int,
 ) -> str:
     """The card of a pre-trained model.
@@ -67,12 +68,16 @@ def pretraining_card(
         corpus: names and counts, such as {"documents": 8000, "sha256": "..."}.
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
-        counts: `steps` and `tokens` of the training.
+        mask_token: None: the model has none, and continues texts.
+        counts: `parameters` of the network and its heads; `steps` and `tokens` of the training.
     """
+    prompt = "The capital of France is"
     values: dict[str, object] = {
+        "verb": "fill" if mask_token else "generate",
+        "pipeline": "fill-mask" if mask_token else "text-generation",
+        "prompt": f"{prompt} {mask_token}." if mask_token else prompt,
         "name": " ".join(name.split()),
         "c": config,
-        "millions": config.num_parameters(*PRETRAINING_HEADS) / 1e6,
         "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",
         "corpus": render_table(("Corpus", ""), corpus),
         "recipe": render_code("toml", recipe),

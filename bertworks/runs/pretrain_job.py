@@ -27,6 +27,7 @@ from bertworks.batching.sampling import (
     make_sampler,
     make_targets,
 )
+from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
@@ -43,7 +44,7 @@ from bertworks.text.vocabulary import END_OF_TEXT
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures
+from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures, heads_of
 from bertworks.training.recipe import Recipe, TokenObjective
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
@@ -256,8 +257,12 @@ class PretrainJob:
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         m = self.shards.manifest
         corpus = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
+        parameters = num_parameters(self.recipe.encoder, heads_of(self.recipe.weights))
+        is_causal = self.recipe.token_objective == "causal_lm"
+        mask_token = None if is_causal else self.tokenizer.special_tokens["mask_token"]
         card = pretraining_card(
-            self.recipe.encoder, name=folder.resolve().name, recipe=dump_recipe(self.recipe), steps=facts["step"],
+            self.recipe.encoder, parameters=parameters, mask_token=mask_token, name=folder.resolve().name,
+            recipe=dump_recipe(self.recipe), steps=facts["step"],
             tokens=facts["tokens"], corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"],
             versions=versions(),
         )  # fmt: skip
