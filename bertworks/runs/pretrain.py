@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertworks.checkpoints.hf_mapping import check_representable
+from bertworks.batching.sampling import FORMATS
+from bertworks.checkpoints.hf_mapping import can_hold, check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
@@ -271,6 +272,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
+    _check_heads(recipe)
     parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
     if needed > memory:
@@ -278,6 +280,15 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
         raise UsageError(f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
+
+
+def _check_heads(recipe: Recipe) -> None:
+    """Raises UsageError for objectives with heads that cannot be saved."""
+    family, kinds = recipe.encoder.family, recipe.weights
+    if not can_hold(family, heads_of(kinds)):
+        fits = [name for name, s in FORMATS.items() if can_hold(family, heads_of(["masked_lm", *s.targets]))]
+        what = f"objectives {', '.join(kinds)}: files of {family} have no place for these heads together"
+        raise UsageError(what, hint=f"--set sampling.format={fits[0]}, and no [[objectives]] in the recipe")
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:

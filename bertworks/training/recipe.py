@@ -84,14 +84,15 @@ class TrainConfig(Settings):
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
-ObjectiveKind = Literal["masked_lm", "next_sentence"]
+ObjectiveKind = Literal["masked_lm", "next_sentence", "sentence_order"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
-    kind: "masked_lm" (predict masked tokens) or "next_sentence" (does segment B follow segment A?).
+    kind: "masked_lm" (predict masked tokens), "next_sentence" (does segment B follow segment A?) or "sentence_order"
+        (which of two segments comes first in the text?).
     weight: the factor of its loss in the sum.
     """
 
