@@ -301,10 +301,11 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
         except ValueError as error:
             raise UsageError(str(error), where=request.init) from error
     else:
-        name = parse_overrides(overrides).get("train.precision")
+        given = parse_overrides(overrides)
+        name, family = given.get("train.precision"), str(given.get("encoder.family", "bert"))
         # The best of the device for "auto", and for what the recipe will refuse.
         matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
-        recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), overrides)
+        recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder, family), overrides)
     if recipe.train.precision == "auto":
         recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
     return recipe

@@ -23,7 +23,7 @@ from bertworks.batching.batch import Batch, collate
 from bertworks.batching.sampling import FORMATS, Masker, SamplingConfig, Target, TokenSequence
 from bertworks.errors import UsageError
 from bertworks.events import duration
-from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import BERT_SIZES, PRESETS, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
 from bertworks.training.loop import MixedPrecision, train
@@ -72,6 +72,7 @@ class SizePreset(NamedTuple):
 
 _SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 SIZE_PRESETS = [SizePreset(**preset) for preset in _SIZES["presets"]]
+FAMILIES = _SIZES["families"]
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
 # Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
@@ -92,16 +93,30 @@ def size_preset_for(flops: float) -> SizePreset:
     return [preset for preset in SIZE_PRESETS if preset.flops <= flops][-1]
 
 
-def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None) -> Recipe:
+def encoder_of(preset: SizePreset, family: str) -> EncoderConfig:
+    """A network of a family in the size of a BERT. Narrow embeddings have at most half its hidden size."""
+    size, base = BERT_SIZES[preset.size], next(c for c in PRESETS.values() if c.family == family)
+    shape = {name: getattr(size, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")}
+    width = min(base.embedding_size, size.hidden_size // 2)
+    start = preset.initializer_range
+    return replace(base, **shape, vocab_size=preset.vocab_size, embedding_size=width, initializer_range=start)
+
+
+def choose_recipe(
+    seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None, family: str = "bert"
+) -> Recipe:
     """A recipe for a budget, with phases of one step each: `fit_steps` sets their numbers.
 
     Args:
         matmul: FLOP/s of the machine.
         encoder: that of a model to continue from; None: one for the budget.
+        family: of `FAMILIES`, for the budget; others than those are BERT.
     """
     flops = seconds * matmul * EFFICIENCY
     preset = size_preset_for(flops)
-    default = replace(BERT_SIZES[preset.size], vocab_size=preset.vocab_size, initializer_range=preset.initializer_range)
+    family = encoder.family if encoder else family
+    family = family if family in FAMILIES else "bert"
+    default = encoder_of(preset, family)
     per_token = default.flops_per_token(preset.lengths[0], 0.15)
     parameters = default.num_parameters(*PRETRAINING_HEADS)
     # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
@@ -110,14 +125,17 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
     chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
-    subject = f"BERT-{preset.size}" if encoder is None else "more training"
+    title, format, algorithm = FAMILIES[family].values()
+    subject = f"{title}-{preset.size}" if encoder is None else "more training"
+    # Attention to neighbours is written into a position table of the hidden size.
+    neighbours = encoder is None and chosen.embedding_width == chosen.hidden_size
     return Recipe(
         title=f"{subject} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
-        vocabulary=VocabularyConfig(size=preset.vocab_size),
-        sampling=SamplingConfig(format="full_sentences" if chosen.type_vocab_size < 2 else "next_sentence"),
-        initialization="published" if encoder else "neighbours",
+        vocabulary=VocabularyConfig(size=preset.vocab_size, algorithm=algorithm),
+        sampling=SamplingConfig(format="full_sentences" if chosen.type_vocab_size < 2 else format),
+        initialization="neighbours" if neighbours else "published",
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
 
