@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from bertworks.batching.sampling import MaskingConfig, SamplingConfig
 from bertworks.config import dump_recipe, override, parse_as
 from bertworks.errors import UsageError
-from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 from bertworks.training.recipe import (
@@ -39,7 +39,7 @@ sequence_length = 512
 """
 
 
-@pytest.mark.parametrize("name", packaged_recipes())
+@pytest.mark.parametrize("name", [name for name in packaged_recipes() if name.startswith("bert-")])
 def test_the_published_recipes(name: str):
     recipe = load_recipe(name)
     size = name.removeprefix("bert-")
@@ -58,7 +58,33 @@ def test_the_published_recipes(name: str):
 
 
 def test_there_is_a_recipe_for_every_size():
-    assert list(packaged_recipes()) == sorted(f"bert-{size}" for size in BERT_SIZES)
+    assert list(packaged_recipes()) == ["albert-base", "albert-small", *sorted(f"bert-{size}" for size in BERT_SIZES)]
+
+
+def test_the_recipe_of_albert():
+    """The defaults of google-research/albert: run_pretraining.py and create_pretraining_data.py."""
+    recipe = load_recipe("albert-base")
+    assert replace(recipe.encoder, vocab_size=30000) == PRESETS["albert-base"]
+    assert (recipe.vocabulary.size, recipe.vocabulary.algorithm) == (30000, "unigram")
+    assert recipe.weights == {"masked_lm": 1.0, "sentence_order": 1.0}
+    assert recipe.sampling == SamplingConfig(format="sentence_order", copies=40)
+    assert recipe.masking == MaskingConfig(unit="span", max_predictions=20, dynamic=False)
+    assert [p * n for n, p in enumerate(recipe.masking.spans, 1)] == pytest.approx([recipe.masking.spans[0]] * 3)
+    assert [(p.num_steps, p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(125_000, 4096, 512)]
+    c = recipe.optimizer
+    assert c == OptimizerConfig(
+        optimizer="lamb", learning_rate=0.00176, warmup=0.025, schedule="linear_from_start", bias_correction=False
+    )
+    assert c.rate(3124, 125_000) == pytest.approx(0.00176 * 3124 / 3125)
+    assert c.rate(3125, 125_000) == pytest.approx(0.00176 * (1 - 3125 / 125_000))
+
+
+def test_the_small_albert_is_an_albert():
+    recipe = load_recipe("albert-small")
+    same = {"family", "embedding_size", "num_hidden_groups", "hidden_act", "hidden_dropout", "sequence_dropout"}
+    for name in same:
+        assert getattr(recipe.encoder, name) == getattr(PRESETS["albert-base"], name)
+    assert list(recipe.weights) == ["masked_lm", "sentence_order"]
 
 
 def test_the_recipes_of_fine_tuning():
@@ -249,7 +275,7 @@ def test_files_that_are_no_recipes(content: bytes, message: str, tmp_path: Path)
 def test_a_name_that_is_none():
     with pytest.raises(UsageError, match="did you mean bert-base"):
         load_recipe("bert-bsae")
-    with pytest.raises(UsageError, match=r"name one of bert-base, .*, or a \.toml file"):
+    with pytest.raises(UsageError, match=r"name one of albert-base, .*, or a \.toml file"):
         load_recipe("zzz")
     with pytest.raises(UsageError, match="there is no recipe file"):
         load_recipe("zzz.toml")

@@ -234,7 +234,8 @@ def test_sentence_order_is_two_neighbours_of_one_document_in_either_order():
     for (a, a_end, b, b_end, label), row in zip(sampler.plan.tolist(), sampler, strict=True):
         first, last = (b, a_end) if label else (a, b_end)
         assert (b_end == a) if label else (a_end == b)  # they touch, in the order of the label
-        assert a < a_end and b < b_end
+        assert a < a_end
+        assert b < b_end
         assert {first, last, a, b} <= set(store.sentences.tolist())
         assert document_of(store, 1000 + first) == document_of(store, 1000 + last - 1)
         used[first:last] += 1

@@ -34,7 +34,7 @@ from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
+from bertworks.training.budget import FAMILIES, Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
 from bertworks.training.objectives import heads_of
 from bertworks.training.recipe import Recipe, load_recipe
@@ -368,6 +368,8 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
         return None
     seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
     smaller = "; or leave out --recipe: a smaller model is then chosen for the time" if request.recipe else ""
+    if smaller and (family := recipe.encoder.family) != "bert" and family in FAMILIES:
+        smaller = f"; or --set encoder.family={family} instead of --recipe: a smaller model is then chosen for the time"
     what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
     return f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} steps{smaller}"
 
