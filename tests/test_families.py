@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.hf_mapping import (
@@ -27,6 +28,7 @@ from bertworks.errors import BertworksError
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, LMHead
 from bertworks.models.layout import Layout
+from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import Classification, MultipleChoice, SpanExtraction, TaskModel
 
 LENGTHS = [9, 4, 12]
@@ -43,15 +45,20 @@ SIZES = {
         vocab_size=90, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=32, dropout=0.3,
         seq_classif_dropout=0.4, qa_dropout=0.25,
     ),
+    "albert": transformers.AlbertConfig(
+        vocab_size=90, embedding_size=10, hidden_size=24, num_hidden_layers=4, num_hidden_groups=2,
+        num_attention_heads=4, intermediate_size=40, max_position_embeddings=32, hidden_dropout_prob=0.1,
+        classifier_dropout_prob=0.4,
+    ),
     "gpt2": transformers.GPT2Config(
         vocab_size=90, n_embd=24, n_layer=3, n_head=4, n_inner=40, n_positions=32, pad_token_id=0, eos_token_id=0,
         bos_token_id=0,
     ),
 }  # fmt: skip
-NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2"}
+NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert", "gpt2": "GPT2"}
 HEADS = [
     (family, kind)
-    for family in ("bert", "roberta", "distilbert")
+    for family in ("bert", "roberta", "distilbert", "albert")
     for kind in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 ]
 
@@ -164,7 +171,7 @@ def test_heads_of_tasks(family: str, kind: str):
 )
 def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     """With a dropout that scales instead of zeroing, the outputs in training agree only if the places agree, and, for
-    DistilBERT, the probabilities that its config.json has for each kind of head."""
+    DistilBERT and ALBERT, the probabilities that its config.json has for each kind of head."""
 
     def scale(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return x * (1 - p) if training else x
@@ -172,7 +179,7 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
     theirs = theirs_of(family, f"For{kind}").train()
     theirs.base_model.eval()
     config, state = ours_of(theirs)
-    if family != "distilbert":
+    if family not in ("distilbert", "albert"):
         config = replace(config, hidden_dropout=0.3)
         for module in theirs.modules():
             if isinstance(module, torch.nn.Dropout):
@@ -202,8 +209,8 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
 
 @pytest.mark.parametrize(("family", "kind"), [
     *((family, f"For{kind}") for family, kind in HEADS), *((f, "Model") for f in SIZES),
-    *((f, "ForMaskedLM") for f in ("bert", "roberta", "distilbert")), ("gpt2", "LMHeadModel"),
-    ("bert", "ForPreTraining"),
+    *((f, "ForMaskedLM") for f in ("bert", "roberta", "distilbert", "albert")), ("gpt2", "LMHeadModel"),
+    ("bert", "ForPreTraining"), ("albert", "ForPreTraining"),
 ])  # fmt: skip
 def test_our_files_open_in_transformers(family: str, kind: str, tmp_path: Path):
     """No key is missing, unexpected, mismatched or initialized anew; what is read back computes the same."""
@@ -222,6 +229,36 @@ def test_our_files_open_in_transformers(family: str, kind: str, tmp_path: Path):
     assert not any(info.values()), info
     for key, value in theirs.state_dict().items():
         assert torch.equal(read.state_dict()[key], value), key
+
+
+def test_both_heads_of_albert_and_their_gradients():
+    theirs = theirs_of("albert", "ForPreTraining").double()
+    config, state = ours_of(theirs, torch.float64)
+    model = PretrainingModel(config, {"masked_lm": 1.0, "sentence_order": 1.0}).double().eval()
+    model.load_state_dict(state)
+    ids = torch.randint(5, 90, (sum(LENGTHS),))
+    types = (torch.arange(len(ids)) % 5 > 2).long()
+    rows, mask = padded(ids, 0)
+    kinds, _ = padded(types, 0)
+    labels, positions = torch.tensor([0, 1, 1]), torch.tensor([1, 5, 10, 20])
+    at, words = Layout.of(LENGTHS).first.long(), ids[positions]
+    targets = {"masked_lm": BatchTarget(positions, words), "sentence_order": BatchTarget(at, labels)}
+    ours = model(Batch(ids, Layout.of(LENGTHS), types, targets))
+    output = theirs(rows, attention_mask=mask, token_type_ids=kinds)
+    logits = output.prediction_logits[mask.bool()][positions]
+    expected = {
+        "masked_lm": cross_entropy(logits, words, reduction="sum"),
+        "sentence_order": cross_entropy(output.sop_logits, labels, reduction="sum"),
+    }
+    for kind, loss in expected.items():
+        assert abs(ours[kind].loss - loss) <= 1e-5 * loss, kind  # the losses are float32
+    (ours["masked_lm"].loss + 3 * ours["sentence_order"].loss).backward()
+    (expected["masked_lm"] + 3 * expected["sentence_order"]).backward()
+    wanted = from_huggingface({n: p.grad for n, p in theirs.named_parameters()}, config)
+    assert wanted.keys() == {name for name, _ in model.named_parameters()}
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        assert (p.grad - wanted[name]).norm() <= 1e-5 * (wanted[name].norm() + 1e-3), name
 
 
 def test_dropouts_of_distilbert_are_written_as_read():
@@ -259,6 +296,8 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
     ("roberta", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
     ("distilbert", {"activation": "silu"}, "activation is 'silu': expected one of gelu"),
     ("roberta", {"pad_token_id": 0}, "pad_token_id is 0: only 1 is supported for roberta"),
+    ("albert", {"inner_group_num": 2}, "inner_group_num is 2: only 1 is supported for albert"),
+    ("albert", {"hidden_size": 128}, "embedding_size and hidden_size are both 128: a projection between equal widths"),
     ("xlnet", {}, "the family .xlnet. is not supported yet: expected one of bert"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
@@ -280,6 +319,8 @@ def test_names_of_another_family_are_refused(family: str):
     ("bert", {"span_dropout": 0.1}, "files of bert can only hold None\n  hint: leave span_dropout out of the recipe"),
     ("roberta", {"lm_head": "bias"}, "encoder.lm_head is 'bias': files of roberta"),
     ("distilbert", {"type_vocab_size": 2, "pooler": "first_relu"}, "encoder.type_vocab_size is 2: files of distilbert"),
+    ("albert", {"embedding_size": 24, "hidden_act": "gelu_tanh", "token_dropout": True},
+     r"files of albert have a projection .*\n  hint: --set encoder.embedding_size=12"),
     ("gpt2", {}, "encoder.type_vocab_size is 2: files of gpt2 can only hold 0"),
     ("gpt3", {}, "family is 'gpt3': expected one of bert, roberta"),
 ])  # fmt: skip

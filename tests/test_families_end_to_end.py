@@ -1,5 +1,5 @@
-"""RoBERTa and DistilBERT folders of transformers through the commands: fill, embed, finetune, predict, export; GPT-2's
-body."""
+"""RoBERTa, DistilBERT and ALBERT folders of transformers through the commands: fill, embed, finetune, predict, export;
+GPT-2's body."""
 
 from pathlib import Path
 
@@ -69,10 +69,32 @@ def write_distilbert(folder: Path) -> None:
     transformers.DistilBertForMaskedLM(config).save_pretrained(folder)
 
 
-@pytest.fixture(scope="module", params=["roberta", "distilbert"])
+def write_albert(folder: Path) -> None:
+    special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+    words = sorted({f"▁{word}" for text in TEXTS for word in text.lower().split()})
+    letters = [*map(chr, range(97, 123)), "▁", ".", ","]
+    scores = [(token, 0.0) for token in special] + [(word, -3.0) for word in words] + [(c, -9.0) for c in letters]
+    t = tokenizers.Tokenizer(models.Unigram(scores + [(f"x{n}", -20.0) for n in range(300 - len(scores))], 1))
+    t.normalizer, t.pre_tokenizer, t.decoder = normalizers.Lowercase(), pre_tokenizers.Metaspace(), decoders.Metaspace()
+    t.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )  # fmt: skip
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=t, sep_token="[SEP]", cls_token="[CLS]", unk_token="<unk>", pad_token="<pad>",
+        mask_token="[MASK]", model_max_length=64,
+    ).save_pretrained(folder)  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, embedding_size=12, **SIZE
+    )
+    transformers.AlbertForPreTraining(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=["roberta", "distilbert", "albert"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / request.param
-    {"roberta": write_roberta, "distilbert": write_distilbert}[request.param](path)
+    {"roberta": write_roberta, "distilbert": write_distilbert, "albert": write_albert}[request.param](path)
     return path
 
 
@@ -132,9 +154,8 @@ def test_a_fine_tuned_model_is_that_of_transformers(folder: Path, pairs: bool, t
         logits = theirs(**t(*(text if pairs else (text,)), return_tensors="pt")).logits[0]
     expected = dict(zip(theirs.config.id2label.values(), logits.softmax(-1).tolist(), strict=True))
     assert answer["score"] == pytest.approx(expected[answer["label"]], abs=1e-3)
-    assert (
-        type(theirs).__name__ == ("Roberta" if folder.name == "roberta" else "DistilBert") + "ForSequenceClassification"
-    )
+    names = {"roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert"}
+    assert type(theirs).__name__ == f"{names[folder.name]}ForSequenceClassification"
     figures = evaluate_task(output, data, device="cpu", precision="fp32")["figures"]
     predicted = model.predict([tuple(row.split(",")[:2]) if pairs else row.split(",")[0] for row in rows])
     right = [one["label"] == row.rsplit(",", 1)[1] for one, row in zip(predicted, rows, strict=True)]
@@ -148,6 +169,8 @@ def test_masked_lm_is_evaluated_and_served(folder: Path, tmp_path: Path):
     held_out.write_text("\n\n".join(f"{a}. {b}." for a in TEXTS for b in TEXTS))
     figures = evaluate_mlm(folder, [held_out], device="cpu")
     assert 4 < figures["masked_lm_loss"] < 8, figures  # a network that has learned nothing: log 300 is 5.7
+    assert ("sentence_order_accuracy" in figures) == (folder.name == "albert")
+    assert "next_sentence_accuracy" not in figures
     abilities = Abilities(folder, device="cpu", precision="fp32")
     mask = load(folder, device="cpu").tokenizer.special_tokens["mask_token"]
     assert abilities.info["mask_token"] == mask

@@ -1864,7 +1864,25 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
     pytest.fail("smaller batches do not help")
 
 
-@says("{}. Use --budget {}m, for {} steps{}", "; or leave out --recipe: a smaller model is then chosen for the time")
+@says("--set encoder.embedding_size={}", "--set sampling.format={}, and no [[objectives]] in the recipe")
+def test_networks_and_heads_that_albert_has_no_place_for(shell: Shell, text: Path, tokenizer: Path) -> None:
+    settings = {"hidden_size": 16, "num_attention_heads": 2, "embedding_size": 16, "num_hidden_layers": 2}
+    fields = [f"encoder.{name}={value}" for name, value in settings.items()]
+    phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
+    sets = [word for field in [*fields, phases, "train.held_out_sequences=4"] for word in ("--set", field)]
+    words = ["pretrain", text, "--tokenizer", tokenizer, "--recipe", "albert-small", "--device", "cpu", *sets]
+    option = shell.shows(shell.fails(*words, "-o", "out"), "--set encoder.embedding_size={}").split()[-2:]
+    other = ["--set", "sampling.format=next_sentence"]
+    answer = shell.fails(*words, *option, *other, "-o", "out")
+    advice = shell.shows(answer, "--set sampling.format={}, and no [[objectives]] in the recipe")
+    found = re.search(r"--set [\w.=]+", advice)
+    assert found is not None
+    assert "sentence order" in shell.works(*words, *option, *other, *found[0].split(), "-o", "out")
+    assert bertworks.load("out").config.embedding_size == 8
+    assert json.loads(Path("out/config.json").read_text())["architectures"] == ["AlbertForPreTraining"]
+
+
+@says("{}. Use --budget {}m, for {} steps{}", "; or --recipe {}: a smaller model is then chosen for the time")
 def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(recipe: Any, *_: object) -> Measurement:
         """On a machine where a step takes as long as the model is large."""
@@ -1874,12 +1892,16 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
     monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", measured)
     monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
     words = ["pretrain", text, "-o", "out", "--estimate"]
-    answer = shell.works(*words, "--recipe", "bert-base", "--budget", "20m")
-    advice = shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
-    shell.shows(answer, "; or leave out --recipe: a smaller model is then chosen for the time")
-    longer = re.search(r"--budget \d+m", advice)[0].split()  # type: ignore[index]
-    assert "too few" not in shell.works(*words, "--recipe", "bert-base", *longer)
-    assert "too few" not in shell.works(*words, "--budget", "20m")
+    smaller = "; or --recipe {}: a smaller model is then chosen for the time"
+    for recipe, title in (("bert-base", "BERT-tiny"), ("albert-base", "ALBERT-tiny")):
+        answer = shell.works(*words, "--recipe", recipe, "--budget", "20m")
+        advice = shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
+        longer = re.search(r"--budget \d+m", advice)[0].split()  # type: ignore[index]
+        assert "too few" not in shell.works(*words, "--recipe", recipe, *longer)
+        family = re.search(r"--recipe \w+", shell.shows(answer, smaller))[0].split()  # type: ignore[index]
+        answer = shell.works(*words, *family, "--budget", "60m")
+        assert title in answer
+        assert "too few" not in answer
 
 
 def extras() -> dict[str, list[str]]:

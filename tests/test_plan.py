@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from bertworks.batching.sampling import SamplingConfig
+from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
-from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
 from bertworks.training import budget
 from bertworks.training.budget import (
     SIZE_PRESETS,
@@ -88,6 +89,26 @@ def test_a_family_keeps_everything_but_its_size():
     directed = replace(family, encoder=replace(family.encoder, embedding_size=128, embedding_norm=False))
     recipe = choose_recipe(3600, 1e12, 10**9, None, directed)
     assert (recipe.encoder.embedding_size, recipe.initialization) == (128, "published")
+
+
+@pytest.mark.parametrize("exponent", range(9, 22, 2))
+def test_albert_keeps_its_family_at_every_size(exponent: int):
+    recipe = choose_recipe(3600, 10.0**exponent, 10**8, family=load_recipe("albert-base"))
+    bert, c = choose_recipe(3600, 10.0**exponent, 10**8).encoder, recipe.encoder
+    assert parse_as(Recipe, dump_recipe(recipe), "r.toml") == recipe
+    assert (c.family, c.num_hidden_groups, c.hidden_act) == ("albert", 1, "gelu_tanh")
+    assert (c.num_hidden_layers, c.hidden_size) == (bert.num_hidden_layers, bert.hidden_size)
+    assert c.embedding_size == min(128, c.hidden_size // 2)
+    assert list(recipe.weights) == ["masked_lm", "sentence_order"]
+    assert (recipe.vocabulary.algorithm, recipe.initialization) == ("unigram", "published")
+    check_representable(replace(c, vocab_size=8000), 0)
+    assert recipe.title.startswith("ALBERT-")
+
+
+def test_more_training_of_an_albert_has_its_objectives():
+    recipe = choose_recipe(600, 1e11, 10**9, PRESETS["albert-base"], load_recipe("albert-base"))
+    assert replace(recipe.encoder, hidden_dropout=0.0, attention_dropout=0.0) == PRESETS["albert-base"]
+    assert list(recipe.weights) == ["masked_lm", "sentence_order"]
 
 
 def test_titles_say_how_long():

@@ -99,6 +99,32 @@ def test_a_family_has_no_size():
     assert all(family_recipe(name) is None for name in (None, "roberta-base", "roberta.toml", "rob", "gpt5"))
 
 
+def test_the_recipe_of_albert():
+    """The defaults of google-research/albert: run_pretraining.py and create_pretraining_data.py."""
+    recipe = load_recipe("albert-base")
+    assert replace(recipe.encoder, vocab_size=30000) == PRESETS["albert-base"]
+    assert (recipe.vocabulary.size, recipe.vocabulary.algorithm) == (30000, "unigram")
+    assert recipe.weights == {"masked_lm": 1.0, "sentence_order": 1.0}
+    assert recipe.sampling == SamplingConfig(format="sentence_order", copies=40)
+    assert recipe.masking == MaskingConfig(unit="span", max_predictions=20, dynamic=False)
+    assert [p * n for n, p in enumerate(recipe.masking.spans, 1)] == pytest.approx([recipe.masking.spans[0]] * 3)
+    assert [(p.num_steps, p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(125_000, 4096, 512)]
+    c = recipe.optimizer
+    assert c == OptimizerConfig(
+        optimizer="lamb", learning_rate=0.00176, warmup=0.025, schedule="linear_from_start", bias_correction=False
+    )
+    assert c.rate(3124, 125_000) == pytest.approx(0.00176 * 3124 / 3125)
+    assert c.rate(3125, 125_000) == pytest.approx(0.00176 * (1 - 3125 / 125_000))
+
+
+def test_the_small_albert_is_an_albert():
+    recipe = load_recipe("albert-small")
+    same = {"family", "embedding_size", "num_hidden_groups", "hidden_act", "hidden_dropout", "sequence_dropout"}
+    for name in same:
+        assert getattr(recipe.encoder, name) == getattr(PRESETS["albert-base"], name)
+    assert list(recipe.weights) == ["masked_lm", "sentence_order"]
+
+
 def test_the_recipes_of_fine_tuning():
     recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
     assert list(recipes) == [recipe.title for recipe in recipes.values()] == ["feature_based", "paper", "stable"]
@@ -301,7 +327,7 @@ def test_files_that_are_no_recipes(content: bytes, message: str, tmp_path: Path)
 def test_a_name_that_is_none():
     with pytest.raises(UsageError, match="did you mean bert-base"):
         load_recipe("bert-bsae")
-    with pytest.raises(UsageError, match=r"name one of bert-base, .*, or a \.toml file"):
+    with pytest.raises(UsageError, match=r"name one of albert-base, .*, or a \.toml file"):
         load_recipe("zzz")
     with pytest.raises(UsageError, match="there is no recipe file"):
         load_recipe("zzz.toml")

@@ -21,7 +21,7 @@ from bertworks.batching.sampling import (
     make_sampler,
     truncate,
 )
-from bertworks.errors import UsageError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template
 
@@ -229,6 +229,56 @@ def test_only_the_given_documents_are_used():
     assert used == set(documents.tolist())
 
 
+def test_sentence_order_is_two_neighbours_of_one_document_in_either_order():
+    store = make_store(400, seed=2)
+    sampler = planned(store, 64, format="sentence_order", short_rate=0.1)
+    used = np.zeros(len(store.tokens), np.int64)
+    for (a, a_end, b, b_end, label), row in zip(sampler.plan.tolist(), sampler, strict=True):
+        first, last = (b, a_end) if label else (a, b_end)
+        assert (b_end == a) if label else (a_end == b)  # they touch, in the order of the label
+        assert a < a_end
+        assert b < b_end
+        assert {first, last, a, b} <= set(store.sentences.tolist())
+        assert document_of(store, 1000 + first) == document_of(store, 1000 + last - 1)
+        used[first:last] += 1
+        target = row.targets["sentence_order"]
+        assert (target.positions.tolist(), target.labels.tolist()) == ([0], [label])
+        assert row.targets.keys() == {"sentence_order"}
+        begins = [row.input_ids[(row.token_type_ids == kind) & ~row.special][0] for kind in (0, 1)]
+        assert (begins[0] > begins[1]) == bool(label)  # tokens are numbered in the order of the text
+    labels = sampler.plan[:, 4]
+    assert abs(labels.mean() - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
+    assert used.max() == 1  # nothing twice
+    # What is left out are chunks of one sentence: the ends of documents, and sentences longer than a target.
+    lengths, left = np.diff(store.sentences), used[store.sentences[:-1]] == 0
+    assert 0 < left.sum() < 0.1 * len(left)
+    last = np.isin(np.arange(len(lengths)) + 1, store.documents)
+    short = planned(store, 64, format="sentence_order", short_rate=0.0)
+    used[:] = 0
+    for a, a_end, b, b_end, _ in short.plan.tolist():
+        used[min(a, b) : max(a_end, b_end)] += 1
+    assert (last[used[store.sentences[:-1]] == 0]).all()  # no sentence reaches the target of 61 tokens
+
+
+def test_sentence_order_splits_anywhere():
+    """With sentences of one token every chunk is as long as the target, and is split anywhere within."""
+    n = 60_000
+    store = TokenStore(1000 + np.arange(n), np.arange(n + 1), np.arange(0, n + 1, 600))
+    a, a_end, b, b_end, label = planned(store, 23, format="sentence_order", short_rate=0.0).plan.T
+    total, first = a_end - a + b_end - b, np.where(label == 1, b_end - b, a_end - a)
+    assert (total == 20).all()
+    assert set(first.tolist()) == set(range(1, 20))
+    assert abs(first.mean() - 10) < 4 * np.sqrt(30 / len(first))
+
+
+def test_sentence_order_needs_documents_of_two_sentences():
+    store = TokenStore(np.arange(40), np.arange(0, 41, 4), np.arange(11))
+    with pytest.raises(BertworksError, match="too short for a single sequence") as error:
+        planned(store, 64, format="sentence_order")
+    assert error.value.hint is not None
+    assert "documents of two sentences or more" in error.value.hint
+
+
 @pytest.mark.parametrize("max_length", [5, 16, 64, 5000])
 def test_full_sentences_lose_nothing_and_cross_documents_with_a_separator(max_length):
     store = make_store(40, longest=30)
@@ -306,7 +356,7 @@ def test_there_is_nothing_beyond_the_end():
 def test_a_length_without_room_for_the_template_is_refused() -> None:
     template = Template((1,), (2,), (2,))
     store = TokenStore(np.zeros(4, np.int32), np.arange(5), np.arange(0, 5, 2))
-    for kind, least in (("next_sentence", 5), ("full_sentences", 3)):
+    for kind, least in (("next_sentence", 5), ("sentence_order", 5), ("full_sentences", 3)):
         with pytest.raises(UsageError, match=f"need {least}"):
             make_sampler(store, SamplingConfig(format=kind), least - 1, template, 0)
         make_sampler(store, SamplingConfig(format=kind), least, template, 0).make_plan(np.arange(2))

@@ -148,12 +148,11 @@ def test_the_loss_is_the_sum_of_masked_lm_and_next_sentence():
     assert step.grad_norm.item() == pytest.approx(norm, rel=1e-5)
 
 
-def test_resumed_is_uninterrupted_to_the_bit():
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+def test_resumed_is_uninterrupted_to_the_bit(kind):
     dropout = replace(SMALL, hidden_dropout=0.1, attention_dropout=0.1)
-    whole, _, steps = run(
-        [5], steps=6, config=OptimizerConfig(learning_rate=1e-3, schedule="constant"), model=make_model(dropout)
-    )
-    c = OptimizerConfig(learning_rate=1e-3, schedule="constant")
+    c = OptimizerConfig(optimizer=kind, learning_rate=1e-3, schedule="constant")
+    whole, _, steps = run([5], steps=6, config=c, model=make_model(dropout))
     model, optimizer, first = run([5], steps=3, config=c, model=make_model(dropout))
     _, _, second = run([5], steps=6, config=c, model=model, optimizer=optimizer, start=3)
     assert [s.grad_norm.item() for s in first + second] == [s.grad_norm.item() for s in steps]
@@ -192,6 +191,53 @@ def test_adamw_is_the_published_one(bias_correction):
         update(optimizer, rate, grad.norm(), c.max_grad_norm)
     torch.testing.assert_close(layer.weight.double(), reference_adamw(start, grads, c, rates), atol=1e-6, rtol=1e-6)
     assert torch.equal(layer.bias, bias)  # no decay without a gradient: biases are not decayed
+
+
+def reference_lamb(p, grads, c, rates, is_matrix):
+    """You et al. 2020, algorithm 2, in float64; without correction it is `lamb_optimizer.py` of google-research/albert:
+    the decay is added before the norms are compared, and the ratio is 1 where one of them is 0."""
+    p, m, v = p.astype(np.float64), 0.0, 0.0
+    for t, (g, lr) in enumerate(zip(grads, rates, strict=True), 1):
+        m, v = c.beta1 * m + (1 - c.beta1) * g, c.beta2 * v + (1 - c.beta2) * g**2
+        m_hat, v_hat = (m / (1 - c.beta1**t), v / (1 - c.beta2**t)) if c.bias_correction else (m, v)
+        change, ratio = m_hat / (np.sqrt(v_hat) + c.eps), 1.0
+        if is_matrix:
+            change = change + c.weight_decay * p
+            norms = np.linalg.norm(p), np.linalg.norm(change)
+            ratio = norms[0] / norms[1] if min(norms) > 0 else 1.0
+        p = p - lr * ratio * change
+    return p
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_lamb_is_the_published_one(bias_correction, decay):
+    """Of a whole network: biases and norms have no ratio and no decay, queries, keys and values have one ratio each."""
+    c = OptimizerConfig(optimizer="lamb", bias_correction=bias_correction, weight_decay=decay, max_grad_norm=2.0)
+    model = make_model()
+    r = np.random.default_rng(0)
+    for p in model.parameters():
+        p.data.add_(torch.from_numpy(r.normal(size=p.shape)).float(), alpha=0.1)
+    model.encoder.embeddings.token_type.weight.data.zero_()  # a norm of 0
+    model.encoder.blocks[0].attention.qkv.weight.data.view(3, -1)[1] *= 100
+    start = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    rates = [0.0, 1e-2, 2e-2, 1e-2]
+    grads = [{name: r.normal(size=p.shape).astype(np.float32) for name, p in start.items()} for _ in rates]
+    for step in grads:
+        step["encoder.embeddings.position.weight"][:] = 0
+    optimizer = make_optimizer(model, c)
+    for step, rate in zip(grads, rates, strict=True):
+        for name, p in model.named_parameters():
+            p.grad = torch.from_numpy(step[name])
+        update(optimizer, rate, torch.tensor(6.0), c.max_grad_norm)  # gradients are divided by 3
+    for name, p in model.named_parameters():
+        count = 3 if name.endswith("qkv.weight") else 1
+        parts = [np.split(step[name] / 3.0, count) for step in grads]
+        pieces = zip(np.split(start[name], count), zip(*parts, strict=True), strict=True)
+        expected = np.concatenate([reference_lamb(q, g, c, rates, start[name].ndim > 1) for q, g in pieces])
+        np.testing.assert_allclose(p.detach().numpy(), expected, rtol=2e-5, atol=2e-6, err_msg=name)
+        moves = decay > 0 or "position" not in name
+        assert (np.abs(expected - start[name]).max() > 1e-3) == moves, name
 
 
 def test_matrices_decay_and_vectors_do_not():
@@ -240,10 +286,11 @@ def test_a_schedule_is_the_published_one():
     assert OptimizerConfig(learning_rate=1.0, warmup=0.0).rate(0, 10) == 1.0
 
 
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
 @pytest.mark.parametrize("poison", ["parameter", "gradient"])
-def test_a_step_that_is_not_finite_is_skipped_and_counted(poison):
+def test_a_step_that_is_not_finite_is_skipped_and_counted(poison, kind):
     model = make_model()
-    c = OptimizerConfig(learning_rate=1e-2, schedule="constant", warmup=0.0)
+    c = OptimizerConfig(optimizer=kind, learning_rate=1e-2, schedule="constant", warmup=0.0)
     optimizer = make_optimizer(model, c)
     bad = {2, 3}
 

@@ -339,6 +339,19 @@ def test_progress_is_told():
     assert told[0][1] > 10_000
 
 
+def test_frequent_words_of_unigram_have_a_piece_with_their_space():
+    """Also where a space stands alone, as before a quotation mark, which makes it frequent itself."""
+    chance = random.Random(0)
+    letters = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    words = ["".join(chance.choices(letters, k=3)) for _ in range(150)]
+    texts = [" ".join(f'{word} "' if chance.random() < 0.3 else word for word in chance.choices(words, k=60))
+             for _ in range(200)]  # fmt: skip
+    tokenizer, made = train_vocabulary(texts, VocabularyConfig(size=400, algorithm="unigram"), workers=1)
+    assert sum(f"▁{word}" in tokenizer.tokens for word in words) > 0.95 * len(words)
+    assert made.size <= 400
+    assert not any("\ue000" in token for token in tokenizer.tokens)
+
+
 def test_unigram_without_sentencepiece_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(BertworksError, match="not installed") as caught:

@@ -1,4 +1,4 @@
-"""How a corpus is cut into sequences: BERT's pairs of segments, or RoBERTa's full sentences.
+"""How a corpus is cut into sequences: pairs of segments (BERT, ALBERT), or full sentences (RoBERTa).
 
 The cuts depend on random numbers and on one another, so they are planned once, from lengths alone. A plan has a few
 numbers per sequence; then any sequence is one look-up. A plan may be larger than memory: it is made block by block and
@@ -25,7 +25,7 @@ from bertworks.text.tokenizer import Template, Tokenizer
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
-Format = Literal["next_sentence", "full_sentences", "stream"]
+Format = Literal["next_sentence", "sentence_order", "full_sentences", "stream"]
 Spans = Annotated[tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)]
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
@@ -34,9 +34,11 @@ BLOCK = 1 << 16  # rows of a plan that are made at once
 class SamplingConfig(Settings):
     """How a corpus is cut into sequences.
 
-    format: "next_sentence" (Devlin et al. 2019, section 3.1); "full_sentences" (Liu et al. 2019, section 4.2: whole
-    sentences without pairs, crossing documents with an extra [SEP]); or "stream": all tokens in the order of the text,
-    cut into equal lengths, with the token that ends a text after each document (Radford et al. 2018, 2019).
+    format: "next_sentence" (Devlin et al. 2019, section 3.1); "sentence_order" (Lan et al. 2020, section 3.1: two
+    segments that follow each other, in half of the pairs in the wrong order); "full_sentences" (Liu et al. 2019,
+    section 4.2: whole sentences without pairs, crossing documents with an extra [SEP]); or "stream": all tokens in the
+    order of the text, cut into equal lengths, with the token that ends a text after each document (Radford et al. 2018,
+    2019).
     short_rate: fraction of the documents that are cut to a random shorter length (`short_seq_prob`).
     copies: how often the corpus is cut, with other random numbers each time (`dupe_factor`).
     """
@@ -91,6 +93,7 @@ class Sampler(ABC):
     targets: names of the targets that each sequence has.
     segments: token types that it uses.
     columns: of a plan.
+    needs: what to do with a corpus that has no sequence.
 
     Raises:
         UsageError: the length has no room for a token of each segment.
@@ -99,6 +102,7 @@ class Sampler(ABC):
     targets: ClassVar[tuple[str, ...]]
     segments: ClassVar[int]
     columns: ClassVar[int]
+    needs: ClassVar[str] = "give more text"
 
     def __init__(self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int):
         special = template.num_special(self.segments)
@@ -120,7 +124,7 @@ class Sampler(ABC):
         size = BLOCK * self.columns
         block = np.fromiter(islice(numbers, size), np.int64)
         if not len(block):
-            raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
+            raise BertworksError("the corpus is too short for a single sequence", hint=self.needs)
         while len(block):
             yield block.reshape(-1, self.columns)
             block = np.fromiter(islice(numbers, size), np.int64)
@@ -138,18 +142,34 @@ class Sampler(ABC):
     def __getitem__(self, i: int) -> TokenSequence: ...
 
 
-class NextSentencePairs(Sampler):
-    """`create_pretraining_data.py` of google-research/bert. A plan row is five numbers: first and last token of A, of
-    B, and the label of next sentence prediction (0: B follows A; 1: it does not). There are at least two documents: a
-    wrong B comes from another one."""
+class _Chunk(NamedTuple):
+    """Sentences of a document that fill a sequence, and where they are split in two. Sentences are numbered within the
+    document; a chunk of one sentence has split == end."""
 
-    targets = ("next_sentence",)
+    starts: list[int]  # the first token of each sentence, and the end of the last one
+    first: int
+    split: int
+    end: int
+    tokens: int  # that are wanted
+    document: int  # its row in limits
+    limits: NDArray[np.int64]  # [D', 2]: the first sentence of each document, and the one after its last
+    coin: Callable[[], float]
+
+
+class Pairs(Sampler):
+    """Two segments of whole sentences, which fill a sequence together, as `create_pretraining_data.py` of
+    google-research/bert cuts them. A plan row is five numbers: first and last token of A, of B, and the label of the
+    pair."""
+
     segments = 2
     columns = 5
 
+    @abstractmethod
+    def _pair(self, chunk: _Chunk) -> tuple[tuple[int, ...] | None, int]:
+        """The plan row of a chunk, None if it has no pair; and the sentence with which the next chunk begins."""
+
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
-        """Sentences are collected up to the target length and split at a random sentence. Half of the second parts are
-        replaced from another document; the sentences that they replace are used again."""
+        """Sentences are collected up to the target length and split at a random sentence."""
         sentences, edges = np.asarray(self.store.sentences), self.store.documents
         limits = np.stack([edges[documents], edges[documents + 1]], 1)  # first and last sentence
         for copy, d in product(range(self.config.copies), range(len(limits))):
@@ -162,20 +182,47 @@ class NextSentencePairs(Sampler):
             while i < count:
                 end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
                 split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
-                if end - i == 1 or coin() < 0.5:
-                    b, b_end = _random_sentences(sentences, limits, d, target - (starts[split] - starts[i]), coin)
-                    yield starts[i], starts[split], b, b_end, 1
-                    i = split
-                else:
-                    yield starts[i], starts[split], starts[split], starts[end], 0
-                    i = end
+                row, i = self._pair(_Chunk(starts, i, split, end, target, d, limits, coin))
+                if row:
+                    yield row
 
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end, label = self.plan[i].tolist()
         a, a_end, b, b_end = truncate(a, a_end, b, b_end, self.room, lambda: keyed_rng("cut", self.seed, i))
         target = Target(np.zeros(1, np.int64), np.array([label]))
         pair = [self.store.tokens[a:a_end], self.store.tokens[b:b_end]]
-        return add_special_tokens(pair, self.template, {"next_sentence": target})
+        return add_special_tokens(pair, self.template, dict.fromkeys(self.targets, target))
+
+
+class NextSentencePairs(Pairs):
+    """Half of the second segments are replaced from another document, of which there must be one; the sentences that
+    they replace are used again. The label is that of next sentence prediction (0: B follows A; 1: it does not)."""
+
+    targets = ("next_sentence",)
+
+    def _pair(self, chunk: _Chunk) -> tuple[tuple[int, ...] | None, int]:
+        starts, first, split, end, tokens, document, limits, coin = chunk
+        if split < end and coin() >= 0.5:
+            return (starts[first], starts[split], starts[split], starts[end], 0), end
+        rest = tokens - (starts[split] - starts[first])
+        b, b_end = _random_sentences(np.asarray(self.store.sentences), limits, document, rest, coin)
+        return (starts[first], starts[split], b, b_end, 1), split
+
+
+class SentenceOrderPairs(Pairs):
+    """The segments of half of the pairs are swapped (Lan et al. 2020, section 3.1). The label is that of sentence order
+    prediction (0: A comes first in the text; 1: B does). No sentence comes from another document: a chunk of one
+    sentence is left out, where google-research/albert takes one."""
+
+    targets = ("sentence_order",)
+    needs = "give documents of two sentences or more, in lines of one document or paragraphs of one file"
+
+    def _pair(self, chunk: _Chunk) -> tuple[tuple[int, ...] | None, int]:
+        first, split, end = (chunk.starts[i] for i in (chunk.first, chunk.split, chunk.end))
+        if split == end:
+            return None, chunk.end
+        swapped = chunk.coin() < 0.5
+        return ((split, end, first, split, 1) if swapped else (first, split, split, end, 0)), chunk.end
 
 
 def _random_sentences(
@@ -281,8 +328,11 @@ class Stream(FullSentences):
 
 
 FORMATS: Mapping[Format, type[Sampler]] = {
-    "next_sentence": NextSentencePairs, "full_sentences": FullSentences, "stream": Stream
-}  # fmt: skip
+    "next_sentence": NextSentencePairs,
+    "sentence_order": SentenceOrderPairs,
+    "full_sentences": FullSentences,
+    "stream": Stream,
+}
 
 
 def make_sampler(store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int) -> Sampler:

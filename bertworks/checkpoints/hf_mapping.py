@@ -56,7 +56,8 @@ class _Parameter(NamedTuple):
 
 
 def component_names(state: Iterable[str]) -> frozenset[str]:
-    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence, classifier, span, recurrent."""
+    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence, sentence_order, classifier, span,
+    recurrent."""
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
@@ -139,6 +140,11 @@ def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]
     return sorted(name for short, name in bare.items() if _is_buffer(short, f) or f.tied.get(short) in bare)
 
 
+def can_hold(family: str, heads: Collection[str]) -> bool:
+    """Whether files of a family have a place for these heads of pre-training, together."""
+    return " ".join(sorted({*heads} - {"pooler"})) in FAMILIES[family].pretraining
+
+
 def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     """Raises BertworksError for a network that the files of its family cannot describe, which transformers would read
     as another one. pad_token_id: of its tokenizer; RoBERTa counts positions from it."""
@@ -150,6 +156,10 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
             setting = f"--set encoder.{name}={json.dumps(value)}"
             raise BertworksError(what, hint=f"leave {name} out of the recipe" if value is None else setting)
+    if family.always_projects and config.embedding_width == config.hidden_size:
+        what = f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: files of {config.family}"
+        hint = f"--set encoder.embedding_size={config.hidden_size // 2 or 1}"
+        raise BertworksError(f"{what} have a projection between them, which the network then lacks", hint=hint)
     if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
         what = f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it"
         hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
@@ -217,6 +227,9 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         default = getattr(family.default, ours)
         values[ours] = _value(settings[theirs], theirs, ours, default, where) if theirs in settings else default
     values["max_position_embeddings"] -= family.unused_positions
+    width = values["hidden_size"]
+    what = f"embedding_size and hidden_size are both {width}: a projection between equal widths is not supported"
+    require(not family.always_projects or values["embedding_size"] not in (0, width), what, where)
     try:
         return EncoderConfig(**values)
     except ValueError as error:
@@ -289,7 +302,7 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     for ours, (axes, *theirs) in rows.items():
         shape = tuple(sizes[axis] for axis in axes.split())
         unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
-        for number in map(str, range(config.num_hidden_layers)) if "#" in ours else [""]:
+        for number in map(str, range(config.num_groups)) if "#" in ours else [""]:
             for end in ("weight", "bias") if "*" in ours else [""]:
                 name, *parts = [name.replace("#", number).replace("*", end) for name in (ours, *theirs)]
                 of_end = shape[:1] if end == "bias" else shape

@@ -11,16 +11,16 @@ import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
-from bertworks.batching.sampling import Format
+from bertworks.batching.sampling import FORMATS, Format
 from bertworks.checkpoints.model_folder import TaskConfig, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
@@ -48,7 +48,8 @@ from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import BERT, PretrainingModel, figures
+from bertworks.training.objectives import PretrainingModel, figures, heads_of
+from bertworks.training.recipe import ObjectiveKind
 
 _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
 _REPORT_INTERVAL = 200  # pairs between two lines of progress
@@ -151,9 +152,9 @@ def evaluate_mlm(
     device: str = "auto", precision: Precision = "fp32", text_column: str | None = None,
     documents: Documents = "auto", encoding: str | None = None, on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, float]:  # fmt: skip
-    """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence prediction if the model
-    has that head and the text two documents, one of them of two sentences. 15 % of the tokens are masked, 80/10/10,
-    always the same ones.
+    """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence or sentence order
+    prediction if the model has such a head and the text two documents, one of them of two sentences. 15 % of the tokens
+    are masked, 80/10/10, always the same ones.
 
     Args:
         model: a folder, or the name of a model on the Hugging Face hub.
@@ -178,10 +179,10 @@ def evaluate_mlm(
         store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
-        pairs = {"pooler", "next_sentence"} <= parts and len(every) >= 2 and follows
-        network = PretrainingModel(config, BERT if pairs else {"masked_lm": 1.0})
+        format = _format_for(parts) if len(every) >= 2 and follows else "full_sentences"
+        kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
+        network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
         network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
-        format: Format = "next_sentence" if pairs else "full_sentences"
         batches = held_out_batches(
             store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40
         )
@@ -190,6 +191,12 @@ def evaluate_mlm(
         means = evaluate(network.to(choose_device(device)), batches, precision)
     sequences = sum(batch.layout.num_sequences for batch in batches)
     return figures(means) | {"sequences": float(sequences), "masked_tokens": float(means["masked_lm"].count)}
+
+
+def _format_for(parts: Collection[str]) -> Format:
+    """The format of sequences with the targets of the heads that a model has; those of `FORMATS` without pairs have
+    none."""
+    return next(name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= {*parts})
 
 
 def evaluate_sts(

@@ -22,7 +22,7 @@ LIMITS = {  # beyond these a configuration is a mistake or an attack, not a mode
 }
 _MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
 
-Head = Literal["pooler", "lm_head", "next_sentence"]
+Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order"]
 PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
 
 
@@ -49,6 +49,7 @@ class EncoderConfig:
     hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released code.
     hidden_dropout, attention_dropout: probabilities of zeroing.
     sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None: hidden_dropout.
+    token_dropout: sequence_dropout also before the output layer for tokens (ALBERT).
     span_dropout: in fine-tuning, before the output layer for answers in texts (DistilBERT); None: no dropout.
     layer_norm_eps: added to the variance.
     initializer_range: standard deviation of the initial matrices and embeddings.
@@ -80,6 +81,7 @@ class EncoderConfig:
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
     sequence_dropout: float | None = None
+    token_dropout: bool = False
     span_dropout: float | None = None
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
@@ -144,7 +146,7 @@ class EncoderConfig:
         if "lm_head" in heads:
             count += (hidden * width + 3 * width) * (self.lm_head == "transform")
             count += self.vocab_size if self.lm_head != "plain" else 0
-        return count + (2 * hidden + 2 if "next_sentence" in heads else 0)
+        return count + (2 * hidden + 2) * len({"next_sentence", "sentence_order"} & {*heads})
 
     def flops_per_token(self, sequence_length: int, predictions: float, finished: float = 1.0) -> float:
         """Matrix-product operations per token (a multiply-add counts 2).

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bertworks.checkpoints.hf_mapping import check_representable, num_parameters
+from bertworks.batching.sampling import FORMATS
+from bertworks.checkpoints.hf_mapping import can_hold, check_representable, num_parameters
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
@@ -280,6 +281,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
+    _check_heads(recipe)
     parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
     if needed > memory:
@@ -289,11 +291,21 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
 
 
+def _check_heads(recipe: Recipe) -> None:
+    """Raises UsageError for objectives with heads that cannot be saved."""
+    family, kinds = recipe.encoder.family, recipe.weights
+    if not can_hold(family, heads_of(kinds)):
+        fits = [name for name, s in FORMATS.items() if can_hold(family, heads_of(["masked_lm", *s.targets]))]
+        what = f"objectives {', '.join(kinds)}: files of {family} have no place for these heads together"
+        raise UsageError(what, hint=f"--set sampling.format={fits[0]}, and no [[objectives]] in the recipe")
+
+
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
     overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
     try:
-        family = family_recipe(request.recipe) if request.budget else None
+        name = request.recipe or (encoder.family if encoder else None)
+        family = family_recipe(name) if request.budget else None
         if request.recipe and family is None:
             recipe = load_recipe(request.recipe, overrides)
             recipe = replace(recipe, encoder=encoder or recipe.encoder)
@@ -366,7 +378,10 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
     if request.init or not request.budget or steps >= needed:
         return None
     seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
-    smaller = "; or leave out --recipe: a smaller model is then chosen for the time" if request.recipe else ""
+    family = recipe.encoder.family
+    smaller = f"; or --recipe {family}: a smaller model is then chosen for the time"
+    if not request.recipe or request.recipe == family or family_recipe(family) is None:
+        smaller = ""
     what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
     return f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} steps{smaller}"
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal, get_args
 
 import tokenizers
@@ -253,15 +254,22 @@ def _train(
 
 
 def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int) -> list[tuple[str, float]]:
-    """Pieces with their log probabilities (Kudo 2018), trained by sentencepiece in one thread."""
+    """Pieces with their log probabilities (Kudo 2018), trained by sentencepiece in one thread.
+
+    It begins with substrings that occur in two different words. Words are counted without the punctuation that follows
+    them, so a frequent one would have no piece of its own: it is given a second time, with a mark at its end.
+    """
     with optional_import("a unigram vocabulary", "sentencepiece"):
         import sentencepiece
     known = set(alphabet)
     model = io.BytesIO()
-    lines = (f"{word}\t{count}" for word, count in words if known.issuperset(word))
+    mark = next(chr(n) for n in range(0xE000, 0xF900) if chr(n) not in known)  # a private character, never in a piece
+    again = ((f"{word}{mark}", 1) for word, count in words if count > 1)
+    whole = ((word, max(1, count - 1)) for word, count in words)
+    lines = (f"{word}\t{count}" for word, count in chain(whole, again) if known.issuperset(word.removesuffix(mark)))
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines, input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
+            sentence_iterator=lines, input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 2,
             hard_vocab_limit=False, character_coverage=1.0, normalization_rule_name="identity",
             add_dummy_prefix=False, remove_extra_whitespaces=False, max_sentence_length=1 << 20,
             unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
@@ -270,7 +278,8 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
         what = f"sentencepiece cannot be trained on this text: {error}"
         raise BertworksError(what, hint="choose another size") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
+    pieces = [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
+    return [(piece, score) for piece, score in pieces if mark not in piece]
 
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:

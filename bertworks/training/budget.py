@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.sampling import FORMATS, Masker, NextTokens, SamplingConfig, Target, TokenSequence
+from bertworks.batching.sampling import (
+    FORMATS,
+    Masker,
+    MaskingConfig,
+    NextTokens,
+    SamplingConfig,
+    Target,
+    TokenSequence,
+)
 from bertworks.errors import UsageError
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
@@ -71,8 +79,10 @@ class SizePreset(NamedTuple):
     initializer_range: float
 
 
-_SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
-SIZE_PRESETS = [SizePreset(**preset) for preset in _SIZES["presets"]]
+SIZE_PRESETS = [
+    SizePreset(**preset)
+    for preset in tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))["presets"]
+]
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
 # Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
@@ -107,31 +117,30 @@ def choose_recipe(
     flops = seconds * matmul * EFFICIENCY
     preset = size_preset_for(flops)
     default = replace(BERT_SIZES[preset.size], vocab_size=preset.vocab_size, initializer_range=preset.initializer_range)
+    default = _resized(family.encoder, default) if family else default
     per_token = default.flops_per_token(preset.lengths[0], 0.15)
     parameters = default.num_parameters(*PRETRAINING_HEADS)
     # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
     memorizes = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
     dropout = 0.1 if memorizes else 0.0
-    chosen = encoder or replace(
-        _resized(family.encoder, default) if family else default, vocab_size=0
-    )  # 0: tokenizer's
+    chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
     name = family.title.partition(",")[0].removesuffix("-Base").removesuffix("-Small") if family else "BERT"
+    sampling = replace(family.sampling, copies=1) if family else SamplingConfig()
+    if max(1, chosen.type_vocab_size) < FORMATS[sampling.format].segments:
+        sampling = replace(sampling, format="full_sentences")
     recipe = Recipe(
         title=f"{'more training' if encoder else f'{name}-{preset.size}'} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
-        vocabulary=VocabularyConfig(size=preset.vocab_size),
-        sampling=SamplingConfig(format="full_sentences" if chosen.type_vocab_size < 2 else "next_sentence"),
+        vocabulary=replace(family.vocabulary if family else VocabularyConfig(), size=preset.vocab_size),
+        sampling=sampling,
+        masking=replace(family.masking, max_predictions=0, dynamic=True) if family else MaskingConfig(),
+        objectives=family.objectives if family else (),
+        initialization="published" if encoder or not family else family.initialization,
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
-    if family:
-        recipe = replace(
-            recipe, vocabulary=replace(family.vocabulary, size=preset.vocab_size), objectives=family.objectives,
-            initialization=family.initialization, sampling=replace(family.sampling, copies=1),
-            masking=replace(family.masking, max_predictions=0),
-        )  # fmt: skip
     if encoder is None:
         with suppress(ValueError):  # not every network can start with this attention
             recipe = replace(recipe, initialization="neighbours")
@@ -139,11 +148,11 @@ def choose_recipe(
 
 
 def _resized(encoder: EncoderConfig, size: EncoderConfig) -> EncoderConfig:
-    """A network of the family of one, with the size of the other."""
-    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "initializer_range")
+    """A network of the family of one, with the size of the other. Narrow embeddings have at most half its width."""
+    names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "initializer_range")
     values = {name: getattr(size, name) for name in names}
-    embedding_size = min(encoder.embedding_size, size.hidden_size)
-    return replace(encoder, **values, embedding_size=embedding_size)
+    width = min(encoder.embedding_size, size.hidden_size // 2)
+    return replace(encoder, **values, intermediate_size=0, embedding_size=width)
 
 
 def fit_steps(

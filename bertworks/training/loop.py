@@ -59,7 +59,7 @@ class MixedPrecision(nn.Module):
 
 def train(
     objective: TrainableModel,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     batches: Callable[[int], Sequence[Batch]],
     config: OptimizerConfig,
     num_steps: int,

@@ -11,14 +11,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
-from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig, Head
+from bertworks.models.config import EncoderConfig, Head
 from bertworks.models.encoder import Encoder, LMHead, Pooler, initialize
 from bertworks.training.recipe import ObjectiveKind
 
@@ -157,10 +158,9 @@ def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> Lo
     return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
 
 
-def _next_sentence_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+def _pair_loss(head: Head, model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
     assert model.pooler is not None
-    assert model.next_sentence is not None
-    return cross_entropy(model.next_sentence(model.pooler(states)), labels)
+    return cross_entropy(model.get_submodule(head)(model.pooler(states)), labels)
 
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -183,7 +183,14 @@ OBJECTIVES: Mapping[str, Objective] = {
         title="next sentence",
         heads=("pooler", "next_sentence"),
         measures=(LOSS, ACCURACY),
-        loss=_next_sentence_loss,
+        loss=partial(_pair_loss, "next_sentence"),
+    ),
+    # Predict which of two segments comes first in the text (Lan et al. 2020, section 3.1).
+    "sentence_order": Objective(
+        title="sentence order",
+        heads=("pooler", "sentence_order"),
+        measures=(LOSS, ACCURACY),
+        loss=partial(_pair_loss, "sentence_order"),
     ),
 }
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
@@ -192,7 +199,7 @@ BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
 def heads_of(kinds: Iterable[str]) -> tuple[Head, ...]:
     """The heads that these objectives need."""
     needed = {head for kind in kinds for head in OBJECTIVES[kind].heads}
-    return tuple(head for head in PRETRAINING_HEADS if head in needed)
+    return tuple(head for head in get_args(Head) if head in needed)
 
 
 def figures(means: Mapping[str, LossStats]) -> dict[str, float]:
@@ -227,8 +234,10 @@ class PretrainingModel(TrainableModel):
         self.pooler = Pooler(c) if "pooler" in heads else None
         self.lm_head = LMHead(c) if "lm_head" in heads else None
         self.next_sentence = nn.Linear(c.hidden_size, 2) if "next_sentence" in heads else None
-        if self.next_sentence is not None:
-            initialize(self.next_sentence, c)
+        self.sentence_order = nn.Linear(c.hidden_size, 2) if "sentence_order" in heads else None
+        for head in (self.next_sentence, self.sentence_order):
+            if head is not None:
+                initialize(head, c)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {kind: len(batch.targets[kind].labels) for kind in self._present(batch)}

@@ -1,8 +1,8 @@
-"""The optimizer and its schedule: functions of the parameters and of the number of the step."""
+"""The optimizers and their schedule: functions of the parameters and of the number of the step."""
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,17 @@ from torch import Tensor, nn
 from bertworks.config import Range, Settings
 
 BLOCKS = "encoder.blocks."
+STACKED = ".attention.qkv.weight"  # three matrices in one
 MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Settings):
-    """AdamW (Loshchilov and Hutter 2019), clipping, warm-up and linear decay.
+    """AdamW (Loshchilov and Hutter 2019) or LAMB, clipping, warm-up and linear decay.
 
+    optimizer: "adamw", or "lamb" for batches of thousands of sequences (You et al. 2020; ALBERT).
     learning_rate: the peak; 0: a default for the width of the network (fine-tuning only).
-    bias_correction: False is google-research/bert's AdamWeightDecayOptimizer.
+    bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and the LAMB of ALBERT.
     warmup: fraction of the steps in which the rate rises linearly from 0.
     schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of google-research/bert:
     the falling line begins at step 0, so that the rate drops a little where the warm-up ends. "cosine" falls along half
@@ -31,6 +33,7 @@ class OptimizerConfig(Settings):
     smallest (Sun et al. 2019, section 5.3.3). Layers that share a block count as one. 1: all have the same rate.
     """
 
+    optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
     warmup: Annotated[float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)] = 0.01
     schedule: Literal["linear", "linear_from_start", "cosine", "constant"] = "linear"
@@ -60,16 +63,59 @@ class OptimizerConfig(Settings):
         return self.learning_rate * factors[self.schedule]
 
 
-def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices and embeddings, not on biases and norms. Fused: one pass over memory."""
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al. 2020, algorithm 2): the update of AdamW, weight decay included, is scaled to the norm of its
+    matrix. Vectors (biases and norms) have the scale 1, as in google-research/albert `lamb_optimizer.py`.
+
+    `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its own.
+    """
+
+    found_inf: Tensor | None = None  # 1: nothing changes
+    grad_scale: Tensor | None = None  # by which gradients are divided
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """One step, without waiting for the device."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._step(p, p.grad, group)
+
+    def _step(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2) = self.state[p], group["betas"]
+        gradient = gradient if self.grad_scale is None else gradient / self.grad_scale
+        step = state["step"] + 1
+        mean = beta1 * state["exp_avg"] + (1 - beta1) * gradient
+        square = beta2 * state["exp_avg_sq"] + (1 - beta2) * gradient.square()
+        root = (square / (1 - beta2**step)).sqrt_()
+        change = (mean / (1 - beta1**step)).div_(root.add_(group["eps"])).add_(p, alpha=group["weight_decay"])
+        if p.ndim > 1:
+            for part, weights in zip(change.chunk(group["stacked"]), p.chunk(group["stacked"]), strict=True):
+                of_weights, of_change = weights.norm(), part.norm()
+                part.mul_(torch.where((of_weights > 0) & (of_change > 0), of_weights / of_change, 1.0))
+        skips = torch.zeros((), device=p.device) if self.found_inf is None else self.found_inf
+        after = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        for old, new in [(p, p - group["lr"] * change), *((state[name], value) for name, value in after.items())]:
+            old.copy_(torch.where(skips > 0, old, new))
+
+
+def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimizer:
+    """The optimizer, with weight decay on matrices and embeddings, not on biases and norms. AdamW is fused: one pass
+    over memory."""
     blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
-    members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    members: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
             factor = c.layer_decay ** _layers_above(name, max(blocks, default=0))
-            members.setdefault((factor, c.weight_decay if p.ndim > 1 else 0.0), []).append(p)
-    groups = [{"params": part, "weight_decay": decay, "factor": factor} for (factor, decay), part in members.items()]
-    optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
+            stacked = 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
+            members.setdefault((factor, c.weight_decay if p.ndim > 1 else 0.0, stacked), []).append(p)
+    groups: list[dict[str, Any]] = [
+        {"params": part, "weight_decay": decay, "factor": factor, "stacked": stacked}
+        for (factor, decay, stacked), part in members.items()
+    ]
+    defaults: dict[str, Any] = {"lr": c.learning_rate, "betas": (c.beta1, c.beta2), "eps": c.eps}
+    optimizer: torch.optim.Optimizer
+    optimizer = Lamb(groups, defaults) if c.optimizer == "lamb" else torch.optim.AdamW(groups, **defaults, fused=True)
     for p in (p for part in members.values() for p in part):
         # The corrections are powers of the betas: after many steps there is no correction.
         step = torch.tensor(0.0 if c.bias_correction else MANY_STEPS, device=p.device)
@@ -84,10 +130,10 @@ def _layers_above(name: str, blocks: int) -> int:
     return blocks + 1 if name.startswith("encoder.") else 0
 
 
-def update(optimizer: torch.optim.AdamW, learning_rate: float, grad_norm: Tensor, max_grad_norm: float) -> Tensor:
+def update(optimizer: torch.optim.Optimizer, learning_rate: float, grad_norm: Tensor, max_grad_norm: float) -> Tensor:
     """One step, with gradients scaled down to `max_grad_norm`; nothing changes if `grad_norm` is not finite.
 
-    Both are done inside the fused kernel, without waiting for the device. Returns 1 if the step was skipped, else 0.
+    Both are done inside the step, without waiting for the device. Returns 1 if the step was skipped, else 0.
     """
     skipped = (~grad_norm.isfinite()).float()
     for group in optimizer.param_groups:

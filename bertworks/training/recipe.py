@@ -85,15 +85,15 @@ class TrainConfig(Settings):
 
 
 TokenObjective = Literal["masked_lm", "causal_lm"]
-ObjectiveKind = Literal[TokenObjective, "next_sentence"]
+ObjectiveKind = Literal[TokenObjective, "next_sentence", "sentence_order"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
-    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token) or "next_sentence" (does segment B
-        follow segment A?).
+    kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "next_sentence" (does segment B
+        follow segment A?) or "sentence_order" (which of two segments comes first in the text?).
     weight: the factor of its loss in the sum.
     """
 

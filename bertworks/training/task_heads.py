@@ -199,7 +199,9 @@ def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
     has its own."""
     if task.head == "span":
         return c.span_dropout or 0.0
-    return c.hidden_dropout if c.sequence_dropout is None or not task.pooled else c.sequence_dropout
+    if c.sequence_dropout is not None and (task.pooled or c.token_dropout):
+        return c.sequence_dropout
+    return c.hidden_dropout
 
 
 class TaskModel(TrainableModel):

@@ -1,8 +1,9 @@
 """What a family is: names of parameters, settings of config.json, classes, oddities. Each has a TOML file here.
 
 Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the first axis. "#" is
-the number of a layer. "*" is weight, or bias, which has only the first axis. Sizes: V vocabulary, P positions, T token
-types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier.
+the number of a layer, or of a group of layers that share their weights. "*" is weight, or bias, which has only the
+first axis. Sizes: V vocabulary, P positions, T token types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C
+the input of the classifier.
 """
 
 import tomllib
@@ -35,6 +36,7 @@ class Family:
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
     unused_positions: rows of the position table before the first position.
+    always_projects: files have a projection of the embeddings even where its two widths are equal.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
@@ -54,6 +56,7 @@ class Family:
     buffers: tuple[str, ...] = ()
     transposed: tuple[str, ...] = ()
     unused_positions: int = 0
+    always_projects: bool = False
     settings: Mapping[str, str]
     default: EncoderConfig
     required: Mapping[str, Any] = field(default_factory=dict)
@@ -75,4 +78,4 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
-FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "gpt2")}
+FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "albert", "gpt2")}
