@@ -8,7 +8,8 @@ import transformers
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
 from bertworks.models.config import EncoderConfig
 from bertworks.training.task_heads import (

@@ -12,7 +12,8 @@ from served import write_head
 from sklearn.metrics import f1_score, log_loss
 
 from bertworks.batching.features import Features
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import TaskConfig, read_task_json
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from bertworks.batching.batch import Batch, BatchTarget, collate
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import pool
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference

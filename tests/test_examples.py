@@ -11,7 +11,8 @@ from tiny import write_recipe
 
 from bertworks.batching import sampling
 from bertworks.batching.batch import collate
-from bertworks.batching.sampling import Example, Sampler, Target, make_sampler
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Sampler, Target, make_sampler
 from bertworks.errors import BertworksError
 from bertworks.io.binary_files import SEAL
 from bertworks.runs.pretrain_job import (

@@ -11,7 +11,8 @@ import transformers
 from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.errors import BertworksError, UsageError

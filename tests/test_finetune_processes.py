@@ -12,7 +12,8 @@ import pytest
 from fine import write_model, write_reviews
 
 from bertworks.batching.batch import LabelledBatches
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import UsageError
 from bertworks.runs.finetune import finetune_events, make_finetune_request

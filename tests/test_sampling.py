@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bertworks.batching import sampling
+from bertworks.batching.masking import NextTokens
 from bertworks.batching.sampling import (
     FullSentences,
     NextSentencePairs,
-    NextTokens,
     Sampler,
     SamplingConfig,
     add_special_tokens,

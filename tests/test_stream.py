@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bertworks.batching.batch import Batches, ExampleStream, LabelledBatches, collate, shuffled_index
-from bertworks.batching.sampling import Example, Masker, MaskingConfig, Target, add_special_tokens
+from bertworks.batching.masking import Example, Masker, MaskingConfig
+from bertworks.batching.sampling import Target, add_special_tokens
 from bertworks.text.tokenizer import Template
 
 

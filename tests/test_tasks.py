@@ -7,7 +7,8 @@ from heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 from bertworks.batching.batch import LabelledBatches, collate, token_budget_batches, token_budget_indices
 from bertworks.batching.features import Lazy
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.inference import engine
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss

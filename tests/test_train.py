@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from bertworks.batching.batch import collate
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.models.config import EncoderConfig
 from bertworks.training.loop import evaluate, train
 from bertworks.training.objectives import (

@@ -13,7 +13,7 @@ from test_stream import Numbers
 from test_train import SMALL
 
 from bertworks.batching.batch import Batches, ExampleStream
-from bertworks.batching.sampling import Masker, MaskingConfig
+from bertworks.batching.masking import Masker, MaskingConfig
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer

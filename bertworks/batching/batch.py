@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.sampling import Example, Sampler, TargetMaker, keyed_rng
+from bertworks.batching.masking import Example, TargetMaker
+from bertworks.batching.sampling import Sampler, keyed_rng
 from bertworks.models.layout import Layout
 
 

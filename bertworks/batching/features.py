@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.sampling import Example, Ids, Target, TokenSequence, add_special_tokens, keyed_rng
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens, keyed_rng
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.events import Event, printable
 from bertworks.io.processes import chunk_by_size

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
 from bertworks.batching.features import Lazy
-from bertworks.batching.sampling import Example
+from bertworks.batching.masking import Example
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state, weights_sha256
 from bertworks.checkpoints.resolve import resolve_model

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.features import Features, tokens_in_span
-from bertworks.batching.sampling import Example, Ids, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.errors import BertworksError, UsageError

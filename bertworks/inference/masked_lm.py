@@ -17,7 +17,8 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
-from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError, several
 from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size

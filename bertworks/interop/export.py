@@ -14,7 +14,8 @@ from torch import Tensor
 
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget, collate, token_budget_batches
-from bertworks.batching.sampling import Example, Target
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import fill_template
 from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings, weights_sha256

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, ExampleGroup
 from bertworks.batching.features import Features
-from bertworks.batching.sampling import Example
+from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import Model, TaskConfig
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized

@@ -18,15 +18,8 @@ from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.features import shortened
-from bertworks.batching.sampling import (
-    Format,
-    Ids,
-    MaskingConfig,
-    SamplingConfig,
-    keyed_rng,
-    make_sampler,
-    make_targets,
-)
+from bertworks.batching.masking import MaskingConfig, make_targets
+from bertworks.batching.sampling import Format, Ids, SamplingConfig, keyed_rng, make_sampler
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model

@@ -6,6 +6,7 @@
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -21,15 +22,8 @@ import torch
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.sampling import (
-    FORMATS,
-    Masker,
-    MaskingConfig,
-    NextTokens,
-    SamplingConfig,
-    Target,
-    TokenSequence,
-)
+from bertworks.batching.masking import Masker, MaskingConfig, NextTokens
+from bertworks.batching.sampling import FORMATS, SamplingConfig, Target, TokenSequence
 from bertworks.errors import UsageError
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
@@ -126,7 +120,7 @@ def choose_recipe(
     chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
-    name = family.title.partition(",")[0].removesuffix("-Base").removesuffix("-Small") if family else "BERT"
+    name = re.split("-base|-small|,", family.title, flags=re.IGNORECASE)[0] if family else "BERT"
     sampling = replace(family.sampling, copies=1) if family else SamplingConfig()
     if max(1, chosen.type_vocab_size) < FORMATS[sampling.format].segments:
         sampling = replace(sampling, format="full_sentences")

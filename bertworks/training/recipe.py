@@ -10,7 +10,8 @@ from importlib import resources
 from itertools import accumulate
 from typing import Annotated, Literal, cast
 
-from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
+from bertworks.batching.masking import MaskingConfig
+from bertworks.batching.sampling import FORMATS, SamplingConfig
 from bertworks.config import NotNegative, Positive, Range, Settings, Size, SizeOrZero, parse_as, read_recipe_text
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig

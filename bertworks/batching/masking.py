@@ -1,0 +1,150 @@
+"""Which tokens of a sequence are predicted, and what the network reads in their place.
+
+- `Masker`: some tokens, from both sides (BERT); `NextTokens`: each token, from those before it (GPT)
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from bertworks.batching.sampling import Ids, Target, TokenSequence
+from bertworks.config import Range, Settings
+from bertworks.errors import BertworksError
+from bertworks.text.tokenizer import Tokenizer
+
+Spans = Annotated[tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingConfig(Settings):
+    """Which tokens are predicted, and what the network sees in their place.
+
+    rate: fraction of all tokens, special tokens counted, that is predicted; exactly, not on average.
+    rounding: of the number of tokens: "nearest", or "random" to one of the two next ones, so that the mean is exact
+        (fairseq: int(rate * n + u) with u from 0 to 1).
+    special_tokens: "replacements": they can be drawn as random replacements, and are never predicted (the original
+        BERT); "predicted": the other way round (fairseq).
+    max_predictions: largest number of them (`max_predictions_per_seq`; 20 at length 128 in the original); 0: no limit.
+    mask, random: fractions of the predicted tokens that become [MASK], or any token; the others stay unchanged.
+    unit: what is chosen at once: a token, a whole word, or a span of words.
+    spans: with unit "span", the probabilities of 1, 2, ... words in a row.
+    dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to disk.
+    """
+
+    rate: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.15
+    rounding: Literal["nearest", "random"] = "nearest"
+    special_tokens: Literal["replacements", "predicted"] = "replacements"
+    max_predictions: Annotated[int, Range("a number of tokens, or 0", lambda x: x >= 0)] = 0
+    mask: float = 0.8
+    random: float = 0.1
+    unit: Literal["token", "whole_word", "span"] = "token"
+    spans: Spans = (6 / 11, 3 / 11, 2 / 11)
+    dynamic: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
+            raise ValueError(f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1")
+        if self.special_tokens == "predicted" and self.unit != "token":
+            raise ValueError(f"special_tokens 'predicted' with unit {self.unit!r}: expected unit 'token'")
+
+
+class Example(NamedTuple):
+    """A sequence that a network reads, and what is predicted from it, by name."""
+
+    input_ids: Ids  # int64 [n]
+    token_type_ids: Ids  # int64 [n]
+    targets: Mapping[str, Target]
+
+    @property
+    def target(self) -> Target:
+        """The target of an example that has only one."""
+        (target,) = self.targets.values()
+        return target
+
+
+class TargetMaker(Protocol):
+    """What a network reads of a sequence, and what it predicts. dynamic: anew in every epoch."""
+
+    dynamic: bool
+
+    def __call__(self, s: TokenSequence, generator: Generator) -> Example: ...
+
+
+class NextTokens:
+    """Each token but the first is predicted from those before it (Bengio et al. 2003; Radford et al. 2018)."""
+
+    dynamic = False
+
+    def __call__(self, s: TokenSequence, generator: Generator) -> Example:
+        target = Target(np.arange(len(s.input_ids) - 1), s.input_ids[1:])
+        return Example(s.input_ids, s.token_type_ids, {"causal_lm": target, **s.targets})
+
+
+class Masker:
+    """starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens."""
+
+    def __init__(
+        self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_], special_ids: Collection[int] = ()
+    ):
+        self.config, self.mask_id, self.starts_word, self.dynamic = c, mask_id, starts_word, c.dynamic
+        self.span_edges = np.cumsum(c.spans) / sum(c.spans)
+        excluded = sorted(special_ids) if c.special_tokens == "predicted" else []
+        self.replacements = np.delete(np.arange(len(starts_word)), excluded)
+
+    def budget(self, length: int, generator: Generator) -> int:
+        """The number of predicted tokens in a sequence of `length` tokens."""
+        count = self.config.rate * length
+        number = round(count) if self.config.rounding == "nearest" else int(count + generator.random())
+        return min(max(1, number), self.config.max_predictions or length)
+
+    def __call__(self, s: TokenSequence, generator: Generator) -> Example:
+        positions = (self._choose_tokens if self.config.unit == "token" else self._choose_words)(s, generator)
+        input_ids, draws = s.input_ids.copy(), generator.random(len(positions))
+        input_ids[positions[draws < self.config.mask]] = self.mask_id
+        other = positions[(draws >= self.config.mask) & (draws < self.config.mask + self.config.random)]
+        # The original draws from the whole vocabulary, special tokens too.
+        input_ids[other] = self.replacements[generator.integers(len(self.replacements), size=len(other))]
+        masked_lm = Target(positions, s.input_ids[positions])
+        return Example(input_ids, s.token_type_ids, {"masked_lm": masked_lm, **s.targets})
+
+    def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
+        candidates = np.flatnonzero(~s.special | (self.config.special_tokens == "predicted"))
+        return np.sort(generator.permutation(candidates)[: self.budget(len(s.input_ids), generator)])
+
+    def _choose_words(self, s: TokenSequence, generator: Generator) -> Ids:
+        """Words or spans in random order; one that no longer fits is skipped, because a smaller one may fit."""
+        budget = self.budget(len(s.input_ids), generator)
+        # A segment starts a word, even if it was cut within one, and so does every special token.
+        starts = s.special | np.roll(s.special, 1) | self.starts_word[s.input_ids]
+        edges = np.append(np.flatnonzero(starts), len(s.input_ids))
+        words = generator.permutation(np.flatnonzero(~s.special[edges[:-1]]))
+        sizes = np.ones(len(words), np.int64)
+        if self.config.unit == "span":
+            sizes += np.searchsorted(self.span_edges, generator.random(len(words)), side="right")
+        closed = s.special.copy()  # chosen, or never masked
+        ends = edges[np.minimum(words + sizes, len(edges) - 1)]
+        for first, end in zip(edges[words].tolist(), ends.tolist(), strict=True):
+            if end - first <= budget and not closed[first:end].any():
+                closed[first:end] = True
+                budget -= end - first
+                if budget == 0:
+                    break
+        return np.flatnonzero(closed & ~s.special)
+
+
+def make_targets(tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"]) -> TargetMaker:
+    """What is predicted of the tokens: masked ones, or each next one.
+
+    Raises:
+        BertworksError: masked ones, and the tokenizer has no mask token.
+    """
+    if kind == "causal_lm":
+        return NextTokens()
+    if tokenizer.mask_id < 0:
+        raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
+    return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids)
