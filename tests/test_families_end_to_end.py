@@ -1,5 +1,5 @@
-"""RoBERTa, DistilBERT and ALBERT folders of transformers through the commands: fill, embed, finetune, predict, export; GPT-2's
-body."""
+"""RoBERTa, DistilBERT and ALBERT folders of transformers through the commands: fill, embed, finetune, predict, export;
+GPT-2's body."""
 
 from pathlib import Path
 
