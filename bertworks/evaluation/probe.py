@@ -41,7 +41,6 @@ FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "ns
 _KINDS: tuple[ProbeKind, ...] = ("distance", "depth")
 _SMALLER = "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names another disk"
 _CHAIN = "linear chain"
-_STYLE = "\n.chain { --stroke: var(--soft); } .chain .path { stroke-dasharray: 5 4; }"
 
 
 class _Sentences(NamedTuple):
@@ -334,7 +333,7 @@ def probe_page(result: Mapping[str, Any]) -> str:
         ),
         f"<p>{what} Hewitt and Manning 2019.</p>",
     ]
-    return svg.page(name, "structural probes", _summary(result), sections, style=_STYLE)
+    return svg.page(name, "structural probes", _summary(result), sections)
 
 
 def _series(result: Mapping[str, Any], key: str, name: str) -> list[Series]:
@@ -345,4 +344,4 @@ def _series(result: Mapping[str, Any], key: str, name: str) -> list[Series]:
     }
     chain = [(float(layer), result["chain"][key]) for layer in (layers[0], layers[-1])]
     ours = Series(name, "held", points["layers"], best)
-    return [ours, Series("untrained encoder", "train", points["random"]), Series(_CHAIN, "chain", chain)]
+    return [ours, Series("untrained encoder", "train", points["random"]), Series(_CHAIN, "base", chain)]

@@ -22,7 +22,7 @@ class Series(NamedTuple):
     """A line of a chart."""
 
     name: str
-    style: str  # "train", "held" (with a dot at every point), or a class of the page's own style
+    style: str  # "train"; "held", with a dot at every point; "base", dashed
     points: Sequence[Point]
     best: Point | None = None  # the point to mark
 
