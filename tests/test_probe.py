@@ -71,6 +71,16 @@ def test_the_loss_is_that_of_the_paper(kind: str):
     assert loss == pytest.approx(sum(np.abs(a - b).mean() for a, b in zip(outputs, gold)), rel=1e-5)
 
 
+def trained(*arguments) -> probes.Probe:
+    """The probe at the end of its training."""
+    epochs = train_probe(*arguments)
+    while True:
+        try:
+            next(epochs)
+        except StopIteration as stop:
+            return stop.value
+
+
 def planted(count: int, seed: int = 0) -> tuple[WordStates, list[GoldTree]]:
     """States that have the trees in them, in half of their directions: a word is the sum of the edges above it, each a
     direction by itself, so that squared distances of words are those in the tree. The other half is noise."""
@@ -94,7 +104,7 @@ def test_a_probe_finds_trees_that_are_in_the_states():
     train, dev, test = range(360), range(360, 400), list(range(400, 440))
     outputs = []
     for kind, truth in (("distance", [t.distances for t in gold]), ("depth", [t.depths for t in gold])):
-        probe = train_probe(words, truth, train, dev, ProbeSettings(kind=kind, rank=16, epochs=40))
+        probe = trained(words, truth, train, dev, ProbeSettings(kind=kind, rank=16, epochs=40))
         assert probe.dev_loss < 0.2
         outputs.append(predictions(probe.matrix, words, test, kind))
     metrics = tree_metrics([gold[n] for n in test], *outputs)
@@ -108,7 +118,7 @@ def test_a_training_is_a_function_of_its_seed():
 
     def matrix(seed: int) -> torch.Tensor:
         settings = ProbeSettings(kind="distance", rank=5, epochs=3, seed=seed)
-        return train_probe(words, truth, range(50), range(50, 60), settings).matrix
+        return trained(words, truth, range(50), range(50, 60), settings).matrix
 
     assert torch.equal(matrix(0), matrix(0))
     assert not torch.equal(matrix(0), matrix(1))
@@ -127,7 +137,7 @@ def test_the_best_epoch_is_kept_and_five_without_gain_end_the_training(monkeypat
 
     monkeypatch.setattr(probes, "_loss", noted)
     monkeypatch.setattr(probes, "_LEARNING_RATE", 3.0)  # it diverges, so that few epochs are better
-    probe = train_probe(words, truth, range(50), range(50, 60), ProbeSettings(kind="depth", rank=5, epochs=40))
+    probe = trained(words, truth, range(50), range(50, 60), ProbeSettings(kind="depth", rank=5, epochs=40))
     best = int(np.argmin(losses))
     assert probe.epochs == len(losses) < 40
     assert probe.dev_loss == pytest.approx(min(losses), abs=2e-4)
@@ -260,8 +270,9 @@ def done(*arguments, **options):
 
 
 def test_figures_baselines_and_files(model: Path, bank: Path, tmp_path: Path):
-    last = done(model, bank, output=tmp_path / "out", seeds=2)
+    *events, last = evaluate_probe(model, bank, output=tmp_path / "out", seeds=2, **FAST)
     result = last.fields
+    assert sum("layer 1, depth probe: epoch 2 of at most 2" in event.text for event in events) == 2 * 2  # both encoders
     assert (result["train"], result["sentences"], result["evaluated_on"], result["rank"]) == (40, 12, "test", 32)
     assert [row["layer"] for row in result["layers"]] == [row["layer"] for row in result["random"]] == [0, 1, 2]
     for row in (*result["layers"], *result["random"], result["chain"]):

@@ -35,7 +35,7 @@ from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series
 from bertworks.training.device import choose_device
-from bertworks.training.probes import ProbeKind, ProbeSettings, WordStates, predictions, train_probe
+from bertworks.training.probes import Probe, ProbeKind, ProbeSettings, WordStates, predictions, train_probe
 
 FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
 _KINDS: tuple[ProbeKind, ...] = ("distance", "depth")
@@ -223,22 +223,40 @@ def _encoder_figures(
             yield Event("stage", f"{name}hidden states: {done:,} of {total:,} sentences", fields)
         for layer in work.layers:
             words = WordStates(np.load(states_file(folder, layer), mmap_mode="r"), starts)
-            figures[layer] = [_probed(words, work, seed) for seed in work.seeds]
+            figures[layer] = []
+            for seed in work.seeds:
+                run = yield from _probed(words, work, seed, f"{name}layer {layer}")
+                figures[layer].append(run)
             row = _row(figures[layer])
             text = "  ".join(f"{FIGURES[key]} {row[key]:.3f}" for key in FIGURES)
             yield Event("evaluation", f"{name}layer {layer}: {text}", {"encoder": name, "layer": layer, **row})
     return figures
 
 
-def _probed(words: WordStates, work: _Work, seed: int) -> dict[str, RowSums]:
-    """Train the two probes of a layer with one seed, and evaluate them."""
+def _probed(words: WordStates, work: _Work, seed: int, name: str) -> Generator[Event, None, dict[str, RowSums]]:
+    """Train the two probes of a layer with one seed, and evaluate them. name: of the layer."""
     data, outputs = work.data, dict[ProbeKind, Any]()
     for kind in _KINDS:
         gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
         settings = ProbeSettings(kind=kind, rank=work.rank, epochs=work.epochs, seed=seed)
-        probe = train_probe(words, gold, data.train, data.dev, settings, work.device)
+        epochs = train_probe(words, gold, data.train, data.dev, settings, work.device)
+        probe = yield from _progress(epochs, f"{name}, {kind} probe", work.epochs)
         outputs[kind] = predictions(probe.matrix, words, data.evaluated, kind)
     return tree_metrics([data.gold[number] for number in data.evaluated], outputs["distance"], outputs["depth"])
+
+
+def _progress(epochs: Generator[float, None, Probe], name: str, most: int) -> Generator[Event, None, Probe]:
+    """Events of a training."""
+    done = 0
+    while True:
+        try:
+            loss = next(epochs)
+        except StopIteration as stop:
+            probe: Probe = stop.value
+            return probe
+        done += 1
+        fields = {"stage": "probe", "what": "epochs", "amount": done, "of": most}
+        yield Event("stage", f"{name}: epoch {done} of at most {most}, loss on dev {loss:.4f}", fields)
 
 
 def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
@@ -320,7 +338,7 @@ def probe_page(result: Mapping[str, Any]) -> str:
         "A probe is a linear map of the hidden states of a layer: squared distances of words under it are trained to "
         "be their distances in the dependency tree, and squared lengths their depths. Layer 0 is the embeddings. The "
         "untrained encoder has the same shape and random weights; the chain links each word to the next one. "
-        "Intervals: 95 %, over sentences and seeds."
+        "Intervals: 95 %, over sentences"
     )
     sections = [
         svg.headline(headline),
@@ -331,7 +349,7 @@ def probe_page(result: Mapping[str, Any]) -> str:
             "Data",
             f"{result['treebank']}\n{_summary(result)}\nseed {result['seed']}, at most {result['epochs']} epochs",
         ),
-        f"<p>{what} Hewitt and Manning 2019.</p>",
+        f"<p>{what}{' and seeds' * (result['seeds'] > 1)}. Hewitt and Manning 2019.</p>",
     ]
     return svg.page(name, "structural probes", _summary(result), sections)
 

@@ -7,6 +7,7 @@
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,11 @@ class GoldTree:
         self.distances, self.depths = tree_distances(heads), tree_depths(heads)
         self.root = list(heads).index(-1)
         self.counted = np.flatnonzero(~np.array(is_punctuation, bool))  # the words that edges and roots may be of
-        self.edges = self.edges_of(self.distances)
+
+    @cached_property
+    def edges(self) -> set[tuple[int, int]]:
+        """Those of the tree, without punctuation."""
+        return self.edges_of(self.distances)
 
     def edges_of(self, distances: Numbers) -> set[tuple[int, int]]:
         """The edges of the minimum spanning tree over the words that are no punctuation."""
