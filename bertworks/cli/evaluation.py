@@ -228,7 +228,7 @@ def probe(
     treebank: Path,
     /,
     *,
-    output: console.OutputFile = None,
+    output: Annotated[Path | None, console.output_file()] = None,
     layers: str = "all",
     rank: Annotated[int, console.at_least(0)] = 0,
     epochs: Annotated[int, console.at_least(1)] = 40,

@@ -28,7 +28,7 @@ from bertworks.inference.word_states import (
 )
 from bertworks.io.atomic_write import refuse_not_empty, write_json, write_text
 from bertworks.io.text_files import IssueCounter
-from bertworks.metrics.intervals import RowSums, interval_of_mean, paired_difference, resampled
+from bertworks.metrics.intervals import Array, RowSums, interval_of_mean, resampled
 from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
 from bertworks.models.encoder import Encoder
 from bertworks.models.packed_linear import InferenceEncoder
@@ -194,9 +194,10 @@ def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator
     others |= {f"untrained encoder, layer {best_random}": random[best_random], _CHAIN: [chain] * len(work.seeds)}
     differences = {}
     for name, runs in others.items():
-        ends = [_mean([run["uuas"] for run in side]) for side in (ours[best], runs)]
-        difference, interval = paired_difference(ends[0], ends[1])
-        differences[name] = {"uuas": difference, "interval": list(interval)}
+        of_seeds = [_difference(one["uuas"], other["uuas"]) for one, other in zip(ours[best], runs, strict=True)]
+        values = [difference.value for difference in of_seeds]
+        interval = list(interval_of_mean(values, list(map(resampled, of_seeds))))
+        differences[name] = {"uuas": float(np.mean(values)), "interval": interval}
     result |= {"best_layer": best, "differences": differences}
 
 
@@ -269,15 +270,14 @@ def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
     return row
 
 
-def _mean(runs: Sequence[RowSums]) -> RowSums:
-    """The mean of a figure over seeds, as a metric of the same rows."""
-    rows = np.concatenate([run.rows for run in runs], 1)
+def _difference(metric: RowSums, other: RowSums) -> RowSums:
+    """metric - other, of the same sentences."""
+    width = metric.rows.shape[1]
 
-    def score(sums: Any) -> Any:
-        parts = np.split(sums, len(runs), axis=1)
-        return np.mean([run.score(part) for run, part in zip(runs, parts, strict=True)], axis=0)
+    def score(sums: Array) -> Array:
+        return metric.score(sums[:, :width]) - other.score(sums[:, width:])
 
-    return RowSums(rows, score)
+    return RowSums(np.concatenate([metric.rows, other.rows], 1), score)
 
 
 # --- the result for readers -------------------------------------------------------------------------------------------
