@@ -22,8 +22,8 @@ REFERENCE = Path(__file__).parent / "reference"
 NOTE = "Written by `make docs` from the code."
 COMMANDS = (
     "", "check", "finetune", "predict", "evaluate", "evaluate task", "evaluate mlm", "evaluate blimp", "evaluate glue",
-    "evaluate squad", "evaluate sts", "evaluate retrieval", "explain", "embed", "index", "search", "vocab", "prepare",
-    "pretrain", "fill", "score", "serve", "export", "import", "convert", "push", "doctor", "demo",
+    "evaluate squad", "evaluate sts", "evaluate retrieval", "evaluate probe", "explain", "embed", "index", "search",
+    "vocab", "prepare", "pretrain", "fill", "score", "serve", "export", "import", "convert", "push", "doctor", "demo",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """RoBERTa, DistilBERT and ALBERT folders of transformers through the commands: fill, embed, finetune, predict, export;
 GPT-2's body."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,14 @@ import tokenizers
 import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from treebanks import write_treebank
 
-from bertworks import embed, evaluate_mlm, evaluate_task, export, finetune, load
+from bertworks import embed, evaluate_mlm, evaluate_probe, evaluate_task, export, finetune, load
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import BertworksError
+from bertworks.inference.engine import open_model
+from bertworks.inference.word_states import read_words, states_file, write_word_states
+from bertworks.models.encoder import Encoder
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Template, Tokenizer
 
@@ -107,6 +112,30 @@ def test_the_template_is_the_tokenizers_own(folder: Path):
     assert t.template.num_special(2) == theirs.num_special_tokens_to_add(pair=True)
     for pair in [("a good film",), ("a good film", "with the dogs")]:
         assert t.encode(*pair).ids == theirs(*pair)["input_ids"]
+
+
+def test_probes_read_the_states_of_words(folder: Path, tmp_path: Path):
+    source, theirs = open_model(folder, "cpu"), transformers.AutoModel.from_pretrained(folder).eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)
+    sentences = [(text.split(), "") for text in TEXTS]
+    sequences = list(read_words(sentences, source.tokenizer, 64))
+    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    list(write_word_states(encoder, sequences, range(3), tmp_path))
+    expected: list[list[np.ndarray]] = [[] for _ in range(3)]
+    for text in TEXTS:
+        encoded = tokens(text, return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoded.pop("offset_mapping")[0].tolist()
+        with torch.no_grad():
+            states = theirs(**encoded, output_hidden_states=True).hidden_states
+        for word in re.finditer(r"\S+", text):
+            own = [n for n, (a, b) in enumerate(offsets) if a < b and a < word.end() and b > word.start()]
+            for layer, x in enumerate(states):
+                expected[layer].append(x[0, own].mean(0).numpy())
+    for layer in range(3):
+        ours, oracle = np.load(states_file(tmp_path, layer)).astype(np.float32), np.stack(expected[layer])
+        assert np.all(np.abs(ours - oracle) <= 2e-5 + 2**-11 * np.abs(oracle))  # float16 has 11 digits
+    *_, last = evaluate_probe(folder, write_treebank(tmp_path / "ud"), epochs=1, device="cpu")
+    assert [row["layer"] for row in last.fields["layers"]] == [0, 1, 2]
 
 
 def test_masks_are_filled_as_by_transformers(folder: Path):

@@ -17,11 +17,13 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -34,6 +36,7 @@ from hints import ROOT, TESTED, VERBS, Shell, templates
 from safetensors.torch import load_file
 from served import write_head
 from tiny import write_recipe
+from treebanks import write_treebank
 
 import bertworks
 from bertworks.checkpoints.model_folder import save_model
@@ -1056,6 +1059,29 @@ def test_a_model_of_pairs(shell: Shell) -> None:
     expected = bertworks.Predictor(pairs, device="cpu").predict([(f"title {n}", f"body {n}") for n in range(5)])
     found = [float(row["predicted_value"]) for row in answers("out.csv")]
     np.testing.assert_allclose(found, [row["value"] for row in expected], atol=1e-4)
+
+
+SMALLER = "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names another disk"
+
+
+@says(SMALLER)
+def test_a_disk_too_small_for_hidden_states(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_treebank(Path("ud"))
+    words, free = ["evaluate", "probe", model, "ud", "--epochs", "1", "--rank", "2"], {"big": 10**9}
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(free=free.get(Path(path).parent.name, 70_000))
+    )
+    advice = shell.shows(shell.fails(*words), SMALLER)
+    sample, layers = (re.search(rf"{option} \S+", advice) for option in ("--sample", "--layers"))
+    assert sample is not None
+    assert layers is not None
+    assert "trained on 5 sentences" in shell.works(*words, *sample[0].replace("3000", "5").split())
+    assert "layer 2" not in shell.works(*words, *layers[0].split())
+    Path("big").mkdir()
+    monkeypatch.setenv("TMPDIR", str(Path("big").absolute()))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert "layer 2" in shell.works(*words)
+    assert list(Path("big").iterdir()) == []
 
 
 @says("fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER", "give --predictions or --model")

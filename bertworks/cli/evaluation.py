@@ -223,6 +223,40 @@ def retrieval(
     return _with_text(last.fields, ("dense", "bm25", "hybrid", "reranked"))
 
 
+def probe(
+    model: str,
+    treebank: Path,
+    /,
+    *,
+    output: Annotated[Path | None, console.output_file()] = None,
+    layers: str = "all",
+    rank: Annotated[int, console.at_least(0)] = 0,
+    epochs: Annotated[int, console.at_least(1)] = 40,
+    sample: Annotated[int, console.at_least(0)] = 0,
+    seeds: Annotated[int, console.at_least(1)] = 1,
+    seed: int = 0,
+) -> Iterable[Event]:
+    """Structural probes: how well distances and depths in syntax trees can be read from each layer.
+
+    Args:
+        treebank: A folder of CoNLL-U files with train, dev and test in their names, or one such file.
+        output: A new folder for probe.json and probe.html, a page with a chart.
+        layers: Layers, as 0,2-4. 0 is the embeddings.
+        rank: Rank of the probes; 0: the width of the model.
+        epochs: Maximum number of epochs of each probe. Most end earlier.
+        sample: Training sentences, the same every time; 0: all.
+        seeds: Probes per layer.
+        seed: Seed of the first probes, and of the untrained encoder they are compared with.
+
+    Examples:
+        bertworks evaluate probe minilm UD_English-EWT
+        bertworks evaluate probe MODEL en.conllu --sample 3000 --rank 64 -o RESULTS
+    """
+    return bw.evaluate_probe(
+        model, treebank, output=output, layers=layers, rank=rank, epochs=epochs, sample=sample, seeds=seeds, seed=seed
+    )
+
+
 def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:
     counts = "  ".join(f"{value:,} {name}" for name, value in result.items() if isinstance(value, int))
     shown = ((name, "  ".join(f"{k} {v:.4f}" for k, v in result[name].items())) for name in names if name in result)

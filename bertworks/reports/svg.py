@@ -22,7 +22,7 @@ class Series(NamedTuple):
     """A line of a chart."""
 
     name: str
-    style: str  # "train" or "held"; the latter has a dot at every point
+    style: str  # "train"; "held", with a dot at every point; "base", dashed
     points: Sequence[Point]
     best: Point | None = None  # the point to mark
 
@@ -96,14 +96,15 @@ def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
     return [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
 
 
-def chart(title: str, series: list[Series], show: Show, from_zero: bool) -> str:
-    """Lines over steps. The averaged lines set the limits of the axis: single outliers may leave the chart."""
+def chart(title: str, series: list[Series], show: Show, from_zero: bool, across: str = "step") -> str:
+    """Lines over steps, or over what `across` names. The averaged lines set the limits of the axis: single outliers may
+    leave the chart."""
     means = [(x, y) for line in series for x, y, _, _ in grouped(line.points)]
     right = max(x for x, _ in means)
     ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
     axes = _Axes(0, max(right, 1), ys[0], ys[-1])
-    parts = [*axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, "steps")]
-    parts += [_line(line, axes, show) for line in series]
+    parts = [*axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, f"{across}s")]
+    parts += [_line(line, axes, show, across) for line in series]
     legend = "".join(f'<span class="{line.style}">{escape(line.name)}</span>' for line in series if len(series) > 1)
     description = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
     return _figure(title, legend, f"{title}: {description}", parts)
@@ -176,7 +177,7 @@ def _figure(title: str, legend: str, description: str, parts: Sequence[str], hei
     return "\n".join([caption, start, *parts, "</svg></figure>"])
 
 
-def _line(series: Series, axes: _Axes, show: Show) -> str:
+def _line(series: Series, axes: _Axes, show: Show, unit: str) -> str:
     groups = grouped(series.points)
     parts = []
     if len(groups) < len(series.points):
@@ -186,7 +187,7 @@ def _line(series: Series, axes: _Axes, show: Show) -> str:
     if series.style == "held" or len(groups) == 1:
         for x, y, _, _ in groups:
             across, down = axes.place(x, y)
-            hint = f"<title>step {x:,.0f}: {show(y)}</title>"
+            hint = f"<title>{unit} {x:,.0f}: {show(y)}</title>"
             parts.append(f'<circle class="dot" cx="{across:.1f}" cy="{down:.1f}" r="3.5">{hint}</circle>')
     if series.best:  # a ring, with words that stay inside the chart
         x, y = axes.place(*series.best)

@@ -1,0 +1,148 @@
+"""Treebanks in CoNLL-U -> sentences with their dependency trees, each tree checked.
+
+- `read_treebank`: a file, or a folder with train, dev and test files -> `Treebank`
+- `read_trees`: one file -> `TreeSentence`
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from bertworks.datasets.reader import Row, RowReader
+from bertworks.errors import BertworksError, as_path, require, some_names
+
+Part = Literal["train", "dev", "test"]
+_PARTS: dict[str, Part] = dict.fromkeys(("train", "training"), "train")
+_PARTS |= dict.fromkeys(("dev", "devel", "development", "valid", "validation", "val"), "dev")
+_PARTS |= dict.fromkeys(("test", "testing"), "test")
+_CELLS, _WORD, _UPOS, _HEAD = 10, 1, 3, 6  # of a line of CoNLL-U
+_FEWEST = 10  # sentences of a file that is divided into parts
+_REPAIR = "repair the tree, or remove the sentence"
+_LAYOUT = "name a .conllu file, or a folder with files such as en-train.conllu, en-dev.conllu and en-test.conllu"
+
+
+class TreeSentence(NamedTuple):
+    """A sentence of n words, each of which has one head."""
+
+    words: tuple[str, ...]
+    heads: tuple[int, ...]  # the number of the head of each word, from 0; -1 for the root
+    is_punctuation: tuple[bool, ...]  # whether the part of speech (UPOS) is PUNCT
+    where: str  # "en-dev.conllu:17": the line of the first word
+
+    @property
+    def root(self) -> int:
+        """The number of the word without a head."""
+        return self.heads.index(-1)
+
+
+class Treebank(NamedTuple):
+    """The parts of a treebank. test is empty if there is no such file; notes: what was read, in words."""
+
+    train: list[TreeSentence]
+    dev: list[TreeSentence]
+    test: list[TreeSentence]
+    notes: list[str]
+
+
+def read_treebank(path: str | Path) -> Treebank:
+    """All sentences of a treebank.
+
+    Args:
+        path: a folder with CoNLL-U files that have train, dev and test in their names, test is optional; or one file,
+            of which a random tenth each is dev and test, the same every time.
+
+    Raises:
+        BertworksError: no such files, no train or no dev file, a file without sentences, or a tree that is none.
+    """
+    path = as_path(path, "treebank").expanduser()
+    if not path.is_dir():
+        return _divided(path)
+    files: dict[Part, list[Path]] = {"train": [], "dev": [], "test": []}
+    others = list[str]()
+    present = sorted(file for file in path.iterdir() if file.is_file() and ".conllu" in file.suffixes[-2:])
+    require(present, "there is no .conllu file in this folder", path, _LAYOUT)
+    for file in present:
+        names = {_PARTS[word] for word in re.split("[-_.]", file.name.lower()) if word in _PARTS}
+        if len(names) == 1:
+            files[names.pop()].append(file)
+        else:
+            others.append(file.name)
+    for part in ("train", "dev"):
+        found = some_names(file.name for file in present)
+        require(files[part], f"no file has the part {part!r} in its name; there are {found}", path, _LAYOUT)
+    sentences = {part: [one for file in group for one in read_trees(file)] for part, group in files.items()}
+    notes = [
+        f"{part}: {', '.join(file.name for file in group)}, {len(sentences[part]):,} sentences"
+        for part, group in files.items()
+        if group
+    ]
+    notes += [f"not used, as their names have no part or several: {', '.join(others)}"] * bool(others)
+    return Treebank(sentences["train"], sentences["dev"], sentences["test"], notes)
+
+
+def _divided(path: Path) -> Treebank:
+    """The sentences of one file in three random parts."""
+    sentences = list(read_trees(path))
+    what = f"{len(sentences)} sentences are too few to be divided into train, dev and test: expected {_FEWEST} or more"
+    require(len(sentences) >= _FEWEST, what, path, _LAYOUT)
+    random.Random(0).shuffle(sentences)
+    count = len(sentences) // 10
+    train, dev, test = sentences[2 * count :], sentences[:count], sentences[count : 2 * count]
+    note = f"{path.name}: {len(sentences):,} sentences, a random tenth each is dev and test; sentences of one document "
+    return Treebank(train, dev, test, [note + "are in several parts"])
+
+
+def read_trees(path: str | Path) -> Iterator[TreeSentence]:
+    """The sentences of a CoNLL-U file, in any compression. Ranges of words (1-2) and empty nodes (1.1) are no words.
+
+    Raises:
+        BertworksError: the file cannot be read or has no sentence; the lines have no heads; a sentence whose heads are
+            no tree with one root. Its line is named.
+    """
+    reader = RowReader(path)
+    require(reader.kind == "conll", "this is not a treebank in CoNLL-U", reader.name, _LAYOUT)
+    row = None
+    for row in reader:
+        yield _tree(row)
+    require(row is not None, "the file has no sentence", reader.name, _LAYOUT)
+
+
+def _tree(row: Row) -> TreeSentence:
+    lines = [line.split("\t") for line in row.values["lines"]]
+    for number, cells in enumerate(lines, 1):
+        what = f"a line of a treebank has {_CELLS} cells between tabs, this one has {len(cells)}: {cells[0]!r:.60}"
+        require(len(cells) == _CELLS, what, row.where, _LAYOUT)
+        what = f"the words of a sentence are numbered 1, 2, 3, ...: word {number} has the number {cells[0]!r:.20}"
+        require(cells[0] == str(number), what, row.where, _REPAIR)
+        what = f"word {number}, {cells[_WORD]!r:.60}, has the head {cells[_HEAD]!r:.20}: "
+        what += f"expected a number from 0 (the root) to {len(lines)}, and not its own"
+        is_number = cells[_HEAD].isascii() and cells[_HEAD].isdecimal()
+        is_head = is_number and int(cells[_HEAD]) <= len(lines) and int(cells[_HEAD]) != number
+        require(is_head, what, row.where, _REPAIR)
+    heads = tuple(int(cells[_HEAD]) - 1 for cells in lines)
+    roots = [number for number, head in enumerate(heads, 1) if head < 0]
+    if len(roots) > 1:
+        what = f"words {', '.join(map(str, roots[:5]))} have the head 0: a sentence has one root"
+        raise BertworksError(what, where=row.where, hint=_REPAIR)
+    if cycle := _cycle(heads):
+        what = f"the heads lead from word {' to '.join(map(str, [*cycle[:8], cycle[0]]))}: this is a cycle, not a tree"
+        raise BertworksError(what, where=row.where, hint=_REPAIR)
+    words, is_punctuation = (cells[_WORD] for cells in lines), (cells[_UPOS] == "PUNCT" for cells in lines)
+    return TreeSentence(tuple(words), heads, tuple(is_punctuation), row.where)
+
+
+def _cycle(heads: tuple[int, ...]) -> list[int]:
+    """The words, counted from 1, of the first cycle; [] if all heads lead to the root."""
+    leads_to_root = {-1}
+    for start in range(len(heads)):
+        path, word = dict[int, None](), start
+        while word not in leads_to_root:
+            if word in path:
+                numbers = list(path)
+                return [number + 1 for number in numbers[numbers.index(word) :]]
+            path[word] = None
+            word = heads[word]
+        leads_to_root.update(path)
+    return []

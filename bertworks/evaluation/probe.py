@@ -1,0 +1,365 @@
+"""Where in a network syntax is: structural probes of every layer on a treebank (Hewitt and Manning 2019).
+
+- `evaluate_probe`: a model and a treebank -> figures of each layer, of a random encoder and of a chain of words
+- `probe_table`, `probe_page`: the result in words, and as a page with a chart
+"""
+
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bertworks.batching.batch import shuffled_index
+from bertworks.batching.features import shortened
+from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
+from bertworks.errors import UsageError, as_path, require
+from bertworks.events import Event, printable
+from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
+from bertworks.inference.word_states import (
+    WordSequence,
+    check_room,
+    read_words,
+    states_bytes,
+    states_file,
+    write_word_states,
+)
+from bertworks.io.atomic_write import refuse_not_empty, write_json, write_text
+from bertworks.io.text_files import IssueCounter
+from bertworks.metrics.intervals import Array, RowSums, interval_of_mean, resampled
+from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
+from bertworks.models.encoder import Encoder
+from bertworks.models.packed_linear import InferenceEncoder
+from bertworks.reports import svg
+from bertworks.reports.svg import Point, Series
+from bertworks.training.device import choose_device
+from bertworks.training.probes import Probe, ProbeKind, ProbeSettings, WordStates, predictions, train_probe
+
+FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
+_KINDS: tuple[ProbeKind, ...] = ("distance", "depth")
+_SMALLER = "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names another disk"
+_CHAIN = "linear chain"
+
+
+class _Sentences(NamedTuple):
+    """All sentences as the network reads them, and their trees. Parts are ranges of their numbers."""
+
+    sequences: list[WordSequence]
+    gold: list[GoldTree]
+    train: range
+    dev: range
+    evaluated: range  # test, or again dev
+    tested: str  # which of both
+
+
+class _Work(NamedTuple):
+    """What is the same for all layers and encoders."""
+
+    data: _Sentences
+    layers: list[int]
+    rank: int
+    epochs: int
+    seeds: range
+    device: torch.device
+
+
+def evaluate_probe(
+    model: str | Path | LazyModel, data: str | Path, *, layers: str | Sequence[int] = "all", rank: int = 0,
+    epochs: int = 40, sample: int = 0, seeds: int = 1, seed: int = 0, output: str | Path | None = None,
+    device: str = "auto",
+) -> Iterator[Event]:  # fmt: skip
+    """Train a distance and a depth probe on the frozen states of each layer, and evaluate them on the test part of a
+    treebank (on dev if there is no test part). The event "done" has the figures of each layer, of an untrained encoder
+    of the same shape and of a linear chain, with 95 % intervals over sentences and seeds. See `metrics.trees` for the
+    figures and `training.probes` for the training.
+
+    Args:
+        data: a folder of CoNLL-U files, or one file (`datasets.treebank.read_treebank`).
+        layers: "all", "0,2-4", or numbers; 0 is the embeddings.
+        rank: of the probes; 0: the width of the model.
+        epochs: at most this number for each probe.
+        sample: training sentences, the same every time; 0: all.
+        seeds: probes of each layer; seed: of the first one, and of the untrained encoder.
+        output: a new folder for `probe.json` and `probe.html`.
+
+    Raises:
+        UsageError: no such layer or rank; an exported model, which has only its last layer.
+        BertworksError: no such model; no treebank, or a tree that is none; no sentence of 5 to 50 words; a word without
+            a token; no room on the disk.
+    """
+    if output is not None:
+        refuse_not_empty(as_path(output).expanduser())
+    for name, value, least in (("rank", rank, 0), ("epochs", epochs, 1), ("sample", sample, 0), ("seeds", seeds, 1)):
+        if value < least:
+            raise UsageError(f"{name} is {value}: expected {least} or more")
+    bank = read_treebank(data)
+    yield from (Event("note", note) for note in bank.notes)
+    source = open_model(model, device)
+    if source.exported:
+        hint = "use the model that was exported"
+        raise UsageError("an exported model has only its last layer", where=str(source.within), hint=hint)
+    numbers, seed_range = _layers(layers, source.config.num_hidden_layers), range(seed, seed + seeds)
+    if rank > (width := source.config.hidden_size):
+        raise UsageError(f"the rank is {rank}: a probe of this model has at most {width} rows, its width")
+    read = yield from _read(source, bank, sample)
+    _check_counted([read.gold[number] for number in read.evaluated], data)
+    work = _Work(read, numbers, rank or width, epochs, seed_range, choose_device(device))
+    result: dict[str, Any] = {"model": source.name, "treebank": str(data), "evaluated_on": read.tested}
+    result |= {"train": len(read.train), "sentences": len(read.evaluated), "rank": work.rank, "epochs": epochs}
+    result |= {"seed": seed, "seeds": seeds}
+    yield from _figures(source, work, result)
+    text = probe_table(result)
+    if output is not None:
+        folder = as_path(output).expanduser()
+        write_json(folder / "probe.json", result)
+        write_text(folder / "probe.html", probe_page(result))
+        text += f"\nwritten to {output}/probe.html"
+    yield Event("done", text, result)
+
+
+def _layers(layers: str | Sequence[int], count: int) -> list[int]:
+    """The numbers of the layers. layers: see `evaluate_probe`."""
+    hint = f"use all, or numbers from 0 (the embeddings) to {count}, as 0,2-4"
+    if layers == "all":
+        return list(range(count + 1))
+    numbers = set[int]()
+    for part in layers.split(",") if isinstance(layers, str) else map(str, layers):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise UsageError(f"{part!r} is no layer", hint=hint)
+        numbers.update(range(int(first), int(last or first) + 1) or [count + 1])
+    if not numbers or max(numbers) > count:
+        raise UsageError(f"the model has no such layers: {layers}", hint=hint)
+    return sorted(numbers)
+
+
+def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, None, _Sentences]:
+    """The sentences that fit into the model. sample: see `evaluate_probe`."""
+    longest, lowercase = source.config.max_position_embeddings, source.sentence_transformer.settings.lowercase
+    train, tested = bank.train, "test" if bank.test else "dev"
+    if 0 < sample < len(train):
+        train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
+    kept, sequences, long = list[TreeSentence](), list[WordSequence](), IssueCounter()
+    parts = dict[str, range]()
+    for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
+        start, pairs = len(kept), [(sentence.words, sentence.where) for sentence in sentences]
+        read = read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
+        for sentence, sequence in zip(sentences, read, strict=True):
+            if sequence is None:
+                long.add(sentence.where)
+            else:
+                kept.append(sentence)
+                sequences.append(sequence)
+        parts[name] = range(start, len(kept))
+        what = f"no sentence of {name} is short enough for this model: it reads {longest} tokens"
+        require(parts[name] or not sentences, what, sentences[0].where if sentences else "", "use another model")
+    if long.count:
+        yield Event("note", f"sentences of more than {longest} tokens, left out: {long}", {"long": long.count})
+    for sentence, sequence in zip(kept[:2], sequences):
+        pieces = " ".join(map(source.tokenizer.piece, sequence.example.input_ids.tolist()))
+        text = f"example  {sentence.where.rpartition('/')[2]}  {shortened(pieces)} -> {sentence.words[sentence.root]}"
+        yield Event("note", f"{printable(text)} (root)")
+    if tested == "dev":
+        yield Event("note", "there is no test file: the figures are those of dev, by which each training was ended")
+    gold = [GoldTree(sentence.heads, sentence.is_punctuation) for sentence in kept]
+    return _Sentences(sequences, gold, parts["train"], parts["dev"], parts[tested], tested)
+
+
+def _check_counted(gold: Sequence[GoldTree], data: object) -> None:
+    """Refuse sentences that no figure could be computed of, before the network computes anything."""
+    hint = "name a larger treebank"
+    what = f"no sentence to evaluate on has {SHORTEST} to {LONGEST} words: only these count in DSpr and NSpr"
+    require(any(tree.counts_for_correlation for tree in gold), what, data, hint)
+    what = "no sentence to evaluate on has two words that are no punctuation: there are no edges to find"
+    require(any(tree.edges for tree in gold), what, data, hint)
+
+
+def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator[Event]:
+    """Add the figures of all layers, of the baselines, and the differences between them to the result."""
+    encoder, _ = prepared_encoder(source.network(Encoder, "encoder", prefix="encoder."), "fp32")
+    ours = yield from _encoder_figures(encoder, work, "")
+    random = yield from _encoder_figures(_random_encoder(source, work), work, "untrained encoder, ")
+    gold = [work.data.gold[number] for number in work.data.evaluated]
+    places = [np.arange(len(tree.depths), dtype=np.float64) for tree in gold]
+    chain = tree_metrics(gold, [np.abs(x[:, None] - x) for x in places], places)
+    result["chain"] = _row([chain])
+    result["layers"] = [{"layer": layer, **_row(runs)} for layer, runs in ours.items()]
+    result["random"] = [{"layer": layer, **_row(runs)} for layer, runs in random.items()]
+    best, best_random = (
+        max(rows, key=lambda row: row["uuas"])["layer"] for rows in (result["layers"], result["random"])
+    )
+    others = {f"layer {layer}": ours[layer] for layer in (work.layers[0], work.layers[-1]) if layer != best}
+    others |= {f"untrained encoder, layer {best_random}": random[best_random], _CHAIN: [chain] * len(work.seeds)}
+    differences = {}
+    for name, runs in others.items():
+        of_seeds = [_difference(one["uuas"], other["uuas"]) for one, other in zip(ours[best], runs, strict=True)]
+        values = [difference.value for difference in of_seeds]
+        interval = list(interval_of_mean(values, list(map(resampled, of_seeds))))
+        differences[name] = {"uuas": float(np.mean(values)), "interval": interval}
+    result |= {"best_layer": best, "differences": differences}
+
+
+def _random_encoder(source: LazyModel, work: _Work) -> Encoder | InferenceEncoder:
+    """An encoder of the same shape with the initial weights of a training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(work.seeds[0])
+        encoder = Encoder(source.config).to(work.device).requires_grad_(False).eval()
+    return prepared_encoder(encoder, "fp32")[0]
+
+
+def _encoder_figures(
+    encoder: Encoder | InferenceEncoder, work: _Work, name: str
+) -> Generator[Event, None, dict[int, list[dict[str, RowSums]]]]:
+    """The figures of each layer of an encoder, for each seed. name: of the encoder, before that of a layer."""
+    counts = [sequence.num_words for sequence in work.data.sequences]
+    starts = np.cumsum([0, *counts], dtype=np.int64)
+    figures: dict[int, list[dict[str, RowSums]]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, total = Path(temporary), len(counts)
+        check_room(folder, states_bytes(sum(counts), len(work.layers), encoder.config.hidden_size), _SMALLER)
+        for done in write_word_states(encoder, work.data.sequences, work.layers, folder):
+            fields = {"stage": "probe", "what": "sentences", "amount": done, "of": total}
+            yield Event("stage", f"{name}hidden states: {done:,} of {total:,} sentences", fields)
+        for layer in work.layers:
+            words = WordStates(np.load(states_file(folder, layer), mmap_mode="r"), starts)
+            figures[layer] = []
+            for seed in work.seeds:
+                run = yield from _probed(words, work, seed, f"{name}layer {layer}")
+                figures[layer].append(run)
+            row = _row(figures[layer])
+            text = "  ".join(f"{FIGURES[key]} {row[key]:.3f}" for key in FIGURES)
+            yield Event("evaluation", f"{name}layer {layer}: {text}", {"encoder": name, "layer": layer, **row})
+    return figures
+
+
+def _probed(words: WordStates, work: _Work, seed: int, name: str) -> Generator[Event, None, dict[str, RowSums]]:
+    """Train the two probes of a layer with one seed, and evaluate them. name: of the layer."""
+    data, outputs = work.data, dict[ProbeKind, Any]()
+    for kind in _KINDS:
+        gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
+        settings = ProbeSettings(kind=kind, rank=work.rank, epochs=work.epochs, seed=seed)
+        epochs = train_probe(words, gold, data.train, data.dev, settings, work.device)
+        probe = yield from _progress(epochs, f"{name}, {kind} probe", work.epochs)
+        outputs[kind] = predictions(probe.matrix, words, data.evaluated, kind)
+    return tree_metrics([data.gold[number] for number in data.evaluated], outputs["distance"], outputs["depth"])
+
+
+def _progress(epochs: Generator[float, None, Probe], name: str, most: int) -> Generator[Event, None, Probe]:
+    """Events of a training."""
+    done = 0
+    while True:
+        try:
+            loss = next(epochs)
+        except StopIteration as stop:
+            probe: Probe = stop.value
+            return probe
+        done += 1
+        fields = {"stage": "probe", "what": "epochs", "amount": done, "of": most}
+        yield Event("stage", f"{name}: epoch {done} of at most {most}, loss on dev {loss:.4f}", fields)
+
+
+def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
+    """The mean of each figure over the seeds, and its interval."""
+    row: dict[str, Any] = {name: float(np.mean([run[name].value for run in runs])) for name in FIGURES}
+    row["intervals"] = {
+        name: list(interval_of_mean([run[name].value for run in runs], [resampled(run[name]) for run in runs]))
+        for name in FIGURES
+    }
+    return row
+
+
+def _difference(metric: RowSums, other: RowSums) -> RowSums:
+    """metric - other, of the same sentences."""
+    width = metric.rows.shape[1]
+
+    def score(sums: Array) -> Array:
+        return metric.score(sums[:, :width]) - other.score(sums[:, width:])
+
+    return RowSums(np.concatenate([metric.rows, other.rows], 1), score)
+
+
+# --- the result for readers -------------------------------------------------------------------------------------------
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    """The figures of a row: fractions in percent, correlations as they are, the main ones with intervals."""
+    (low, high), (least, most) = row["intervals"]["uuas"], row["intervals"]["dspr"]
+    uuas = f"{100 * row['uuas']:.1f} ({100 * low:.1f} to {100 * high:.1f})"
+    return [uuas, f"{row['dspr']:.2f} ({least:.2f} to {most:.2f})", f"{row['root_accuracy']:.1%}", f"{row['nspr']:.2f}"]
+
+
+def _rows(result: Mapping[str, Any]) -> list[list[str]]:
+    """The table: a row for each layer, those of the baselines after them."""
+    rows = [[f"layer {row['layer']}", *_shown(row)] for row in result["layers"]]
+    rows += [[f"untrained, layer {row['layer']}", *_shown(row)] for row in result["random"]]
+    return [*rows, [_CHAIN, *_shown(result["chain"])]]
+
+
+def _verdict(result: Mapping[str, Any]) -> list[str]:
+    """The best layer compared with others, in words."""
+    lines = [f"best UUAS: layer {result['best_layer']}"]
+    for name, row in result["differences"].items():
+        low, high = (100 * end for end in row["interval"])
+        lines.append(f"  {100 * row['uuas']:+.1f} points against {name} ({low:+.1f} to {high:+.1f})")
+    return lines
+
+
+def probe_table(result: Mapping[str, Any]) -> str:
+    """The result of `evaluate_probe` in words."""
+    rows = [["", *FIGURES.values()], *_rows(result)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([_summary(result), *lines, *_verdict(result)])
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    seeds = f", mean of {result['seeds']} seeds" * (result["seeds"] > 1)
+    counts = (
+        f"{result['sentences']:,} sentences of {result['evaluated_on']}; probes of rank {result['rank']} trained on "
+    )
+    return f"{counts}{result['train']:,} sentences{seeds}"
+
+
+def probe_page(result: Mapping[str, Any]) -> str:
+    """The result of `evaluate_probe` as a page with two charts."""
+    name = str(result["model"])
+    best = next(row for row in result["layers"] if row["layer"] == result["best_layer"])
+    headline = f"Syntax is clearest in layer {best['layer']}: UUAS {100 * best['uuas']:.1f}, DSpr {best['dspr']:.2f}"
+    charts = [
+        svg.chart(title, _series(result, key, name), show, True, "layer")
+        for title, key, show in (
+            ("UUAS: edges of the trees that are found", "uuas", svg.percent),
+            ("DSpr: rank correlation of distances", "dspr", svg.plain),
+        )
+    ]
+    what = (
+        "A probe is a linear map of the hidden states of a layer: squared distances of words under it are trained to "
+        "be their distances in the dependency tree, and squared lengths their depths. Layer 0 is the embeddings. The "
+        "untrained encoder has the same shape and random weights; the chain links each word to the next one. "
+        "Intervals: 95 %, over sentences"
+    )
+    sections = [
+        svg.headline(headline),
+        svg.side_by_side(charts),
+        svg.section("Figures", svg.words(["", *FIGURES.values()], _rows(result), wraps=False)),
+        svg.preformatted("The best layer", "\n".join(_verdict(result))),
+        svg.preformatted(
+            "Data",
+            f"{result['treebank']}\n{_summary(result)}\nseed {result['seed']}, at most {result['epochs']} epochs",
+        ),
+        f"<p>{what}{' and seeds' * (result['seeds'] > 1)}. Hewitt and Manning 2019.</p>",
+    ]
+    return svg.page(name, "structural probes", _summary(result), sections)
+
+
+def _series(result: Mapping[str, Any], key: str, name: str) -> list[Series]:
+    layers = [row["layer"] for row in result["layers"]]
+    best = next((row["layer"], row[key]) for row in result["layers"] if row["layer"] == result["best_layer"])
+    points: dict[str, list[Point]] = {
+        part: [(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random")
+    }
+    chain = [(float(layer), result["chain"][key]) for layer in (layers[0], layers[-1])]
+    ours = Series(name, "held", points["layers"], best)
+    return [ours, Series("untrained encoder", "train", points["random"]), Series(_CHAIN, "base", chain)]
