@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from bertworks.evaluation.glue import evaluate_glue as evaluate_glue
     from bertworks.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+    from bertworks.inference.causal_lm import generate as generate
     from bertworks.inference.embed import Embedder as Embedder, embed as embed, embed_file as embed_file
     from bertworks.inference.explain import explain as explain
     from bertworks.inference.masked_lm import fill as fill, score as score

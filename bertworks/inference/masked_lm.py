@@ -18,7 +18,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
-from bertworks.errors import BertworksError, UsageError, several
+from bertworks.errors import BertworksError, UsageError, quoted, several
 from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer import Encoding, Tokenizer
@@ -40,9 +40,12 @@ def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple
     """A masked language model in evaluation mode.
 
     Raises:
-        BertworksError: no such model, or one without masked LM head or mask token.
+        BertworksError: no such model; one that reads from left to right, or without masked LM head or mask token.
     """
     source = open_model(model, device)
+    if source.config.direction == "left_to_right":
+        what = "this model reads from left to right: it continues texts, and cannot predict masked tokens"
+        raise BertworksError(what, where=str(source), hint=f'bertworks generate {quoted(source.folder)} "a text"')
     if source.tokenizer.mask_id < 0:
         hint = "use a masked language model, such as BERT or RoBERTa"
         what = "this model has no mask token: it was not trained to predict masked tokens"
