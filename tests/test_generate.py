@@ -12,14 +12,9 @@ from gpt import END_ID, write_gpt2
 
 import bertworks as bw
 from bertworks.cli.main import main
-from bertworks.inference.causal_lm import (
-    CausalModel,
-    SamplingOptions,
-    next_token_probabilities,
-    random_numbers,
-    sampled,
-)
+from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import open_model
+from bertworks.inference.generation import SamplingOptions, next_token_probabilities, random_numbers, sampled
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
@@ -166,8 +161,8 @@ def test_the_same_seed_gives_the_same_text_in_any_batch(folder: Path):
 def test_many_texts_are_continued_in_several_batches(folder: Path, monkeypatch: pytest.MonkeyPatch):
     texts = [f"{'x' * (n % 13)} text {n}" for n in range(40)]
     expected = list(bw.generate(folder, texts, max_tokens=9, **EXACT))
-    monkeypatch.setattr("bertworks.inference.causal_lm.AT_ONCE", 7)
-    monkeypatch.setattr("bertworks.inference.causal_lm.CACHE_BYTES", 3 * 2 * 24 * 4 * 60)
+    monkeypatch.setattr("bertworks.inference.generation.AT_ONCE", 7)
+    monkeypatch.setattr("bertworks.inference.generation.CACHE_BYTES", 3 * 2 * 24 * 4 * 60)
     assert list(bw.generate(folder, iter(texts), max_tokens=9, **EXACT)) == expected
     assert [one["text"] for one in expected] == texts
 
@@ -254,7 +249,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert [json.loads(line) for line in output.out.splitlines()] == expected
     assert "rows without text, left out" in output.err
     assert main([*command, "a text", "--text", "prompt"]) == 2
-    assert "--text names a column of a file" in capsys.readouterr().err
+    assert "a column of a file is named, but texts are given" in capsys.readouterr().err
 
 
 def test_abilities_of_a_loaded_model(folder: Path):

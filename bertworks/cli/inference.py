@@ -16,6 +16,10 @@ from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
 
 _SHOWN = 200  # characters of a text
+_MEASURES = {
+    "log_likelihood": "log-likelihood: each token is predicted from the tokens before it",
+    "pseudo_log_likelihood": "pseudo-log-likelihood: each token is masked, and predicted from the tokens on both sides",
+}
 _ROWS = "Rows or lines of text, in any format; - for standard input."
 
 
@@ -63,8 +67,8 @@ def generate(
         stop: A string at which a continuation ends. Repeatable.
 
     Examples:
-        bertworks generate MODEL "Once upon a time" --max-tokens 50
-        bertworks generate MODEL "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 1
+        bertworks generate MODEL "The old house" --max-tokens 50
+        bertworks generate MODEL "The old house" --temperature 0.8 --top-p 0.95 --seed 1
         bertworks generate MODEL prompts.txt --json > continuations.jsonl
     """
     results = bw.generate(
@@ -78,7 +82,9 @@ def generate(
 
 
 def score(model: str, sentences: console.Inputs, /, *, within_word: console.Flag = False) -> Iterator[console.Result]:
-    """Pseudo-log-likelihood of sentences: each token is masked in turn.
+    """Log-likelihood of sentences; of a masked language model the pseudo-log-likelihood: each token is masked in turn.
+
+    A model that reads from left to right predicts each token from those before it, the first from the end token.
 
     Columns: the sum of the log-probabilities, their mean over the tokens, the sentence.
 
@@ -91,6 +97,8 @@ def score(model: str, sentences: console.Inputs, /, *, within_word: console.Flag
     """
     for number, result in enumerate(bw.score(model, _lines(sentences), within_word=within_word)):
         head = "" if number else f"{'sum':>9}  {'mean':>7}\n"
+        if number == 0:
+            console.say(_MEASURES[result["measure"]])
         mean = result["score"] / len(result["tokens"])
         yield result, f"{head}{result['score']:9.2f}  {mean:7.3f}  {result['text']}"
 
@@ -273,7 +281,7 @@ def _prompts(words: list[str], names: Iterable[str]) -> Iterator[str]:
     reported. names: of the columns of the text."""
     if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
         if names := tuple(names):
-            raise UsageError("--text names a column of a file, but texts are given", hint="leave --text out")
+            raise UsageError("a column of a file is named, but texts are given", hint="leave --text out")
         yield from _lines(words)
         return
     from bertworks.datasets.reader import RowReader  # both import libraries that take long

@@ -7,12 +7,13 @@ from typing import Literal
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.errors import BertworksError, listed
-from bertworks.inference.causal_lm import Generation, SamplingOptions, TextGenerator
+from bertworks.inference.causal_lm import Score
 from bertworks.inference.decoding import Answer
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import Explanation, explain
-from bertworks.inference.masked_lm import Filler, Filling, Score, score
+from bertworks.inference.generation import Generation, SamplingOptions, TextGenerator
+from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from bertworks.io.tables import Data
@@ -114,7 +115,7 @@ class LoadedModel:
         return list(self._generator()(listed(texts, "generate([text])[0]"), options))
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
-        """The pseudo-log-likelihood of each sentence: see `bertworks.score`.
+        """The log-likelihood or pseudo-log-likelihood of each sentence: see `bertworks.score`.
 
         Raises:
             UsageError: one sentence and no list.
