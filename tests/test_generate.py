@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gpt import END_ID, write_gpt2
+from gpt import END_ID, write_gpt, write_gpt2
 
 import bertworks as bw
 from bertworks.cli.main import main
@@ -55,6 +55,20 @@ def test_greedy_tokens_are_those_of_transformers(seed: int, sizes: dict[str, int
         assert result["text"] == text
         assert list(bw.generate(tmp_path, [text], max_tokens=64, **EXACT)) == [result]
     assert max(len(result["ids"]) for result in together) == 64
+
+
+def test_gpt_and_its_converted_folder(tmp_path: Path):
+    network = write_gpt(tmp_path / "gpt")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "gpt")
+    bw.load(tmp_path / "gpt").save(tmp_path / "converted")
+    theirs = transformers.OpenAIGPTLMHeadModel.from_pretrained(tmp_path / "converted")
+    results = list(bw.generate(tmp_path / "gpt", TEXTS, max_tokens=64, **EXACT))
+    assert list(bw.generate(tmp_path / "converted", TEXTS, max_tokens=64, **EXACT)) == results
+    for text, result in zip(TEXTS, results, strict=True):
+        inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        for model in (network, theirs):
+            made = model.generate(**inputs, max_new_tokens=64, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+            assert result["ids"] == [number for number in made.tolist() if number != END_ID]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -36,6 +36,7 @@ class Family:
     transposed: endings of our names whose matrices are stored [inputs, outputs].
     unused_positions: rows of the position table before the first position.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
+    activations: names of activation functions in these files: ours.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
     required: settings that change what is computed, and the only value that is supported.
@@ -55,6 +56,7 @@ class Family:
     transposed: tuple[str, ...] = ()
     unused_positions: int = 0
     settings: Mapping[str, str]
+    activations: Mapping[str, str] = field(default_factory=lambda: GELUS)
     default: EncoderConfig
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
@@ -75,4 +77,4 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
-FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "gpt2")}
+FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "openai-gpt", "gpt2")}
