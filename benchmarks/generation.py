@@ -2,7 +2,7 @@
 
     python benchmarks/generation.py [--batches 1 16] [--tokens 64] [--threads 2] [--rounds 3] [--quick]
 
-bertworks and transformers' `generate` continue the same prompts of 32 to 96 tokens, in fp32 and in bf16. Every figure
+bertworks and transformers' `generate` continue the same prompts of 32 to 96 tokens, in fp32 and in bf16 (bertworks also in int8). Every figure
 is that of a process of its own, which continues once before the clock starts; all take turns. The time of bertworks has
 tokenization and decoding in it, that of transformers has not. The table goes to docs/concepts/performance.md.
 """
@@ -15,15 +15,16 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import torch
 from provenance import process, provenance, publish
 
+from bertworks.models.packed_linear import cpu_supports_int8
+
 LENGTHS = 32, 96  # tokens of the shortest and of the longest prompt
 WARM = 4  # tokens before the clock starts
-PROGRAMS, PRECISIONS = ("bertworks", "transformers"), ("fp32", "bf16")
+PRECISIONS = {"bertworks": ("fp32", "bf16", "int8"), "transformers": ("fp32", "bf16")}
 
 
 def main() -> None:
@@ -41,7 +42,8 @@ def main() -> None:
         print(json.dumps(measured(program, precision, int(batch), Path(folder), a.tokens)))
         return
     about = provenance(("torch", "transformers"))
-    cells = list(product(a.batches, PROGRAMS, PRECISIONS))
+    cells = [(batch, program, precision) for batch in a.batches for program in PRECISIONS
+             for precision in PRECISIONS[program] if precision != "int8" or cpu_supports_int8()]  # fmt: skip
     speeds: dict[tuple[int, str, str], list[float]] = {cell: [] for cell in cells}
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), small=a.quick)
@@ -54,7 +56,10 @@ def main() -> None:
     lines = table(medians, a.batches, a.threads)
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
     load = f"load {about['load_average'][0]}"
-    lines += ["", f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; {load}; {versions}."]
+    lines += [
+        "",
+        f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}; {load}; {versions}.",
+    ]
     rows = [{"batch": b, "program": p, "precision": q, "tokens_per_second": s} for (b, p, q), s in speeds.items()]
     if not a.quick:
         publish("generation", {**about, "rows": rows}, "\n".join(lines))
@@ -62,14 +67,17 @@ def main() -> None:
 
 
 def table(medians: dict[tuple[int, str, str], float], batches: list[int], threads: int) -> list[str]:
-    """Markdown, with each figure next to the better one of transformers."""
-    lines = [f"| tokens/s, {threads} threads | fp32 | bf16 | best against best |", "|---|---|---|---|"]
+    """Markdown, with the ratio of each figure to the better one of transformers."""
+    lines = [f"| tokens/s, {threads} threads | fp32 | bf16 | int8 |", "|---|---|---|---|"]
     for batch in batches:
-        best = {program: max(medians[batch, program, precision] for precision in PRECISIONS) for program in PROGRAMS}
-        for program in PROGRAMS:
-            cells = " | ".join(f"{medians[batch, program, precision]:.1f}" for precision in PRECISIONS)
-            ratio = f"{best['bertworks'] / best['transformers']:.2f} x" if program == "bertworks" else ""
-            lines.append(f"| {program}, {batch} text{'s' * (batch > 1)} | {cells} | {ratio} |")
+        best = max(medians[batch, "transformers", precision] for precision in PRECISIONS["transformers"])
+        for program in PRECISIONS:
+            cells = []
+            for precision in PRECISIONS["bertworks"]:
+                speed = medians.get((batch, program, precision))
+                ratio = f" ({speed / best:.2f} x)" if speed and program == "bertworks" else ""
+                cells.append(f"{speed:.1f}{ratio}" if speed else "")
+            lines.append(f"| {program}, {batch} text{'s' * (batch > 1)} | {' | '.join(cells)} |")
     return lines
 
 

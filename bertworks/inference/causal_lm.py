@@ -17,13 +17,13 @@ from bertworks.batching.sampling import Example, Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import BertworksError, UsageError, quoted
-from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, prepared_encoder
+from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, precision_for, prepared_encoder
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, LMHead
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import pack_output
+from bertworks.models.packed_linear import pack_output, to_int8_inference
 from bertworks.training.device import PrecisionOption
 
 AT_ONCE = 64  # sentences that are tokenized together
@@ -61,7 +61,12 @@ class CausalModel:
             raise BertworksError("an exported model cannot continue texts", where=self.where, hint=hint)
         has_head = "lm_head" in component_names(source.state) or self.config.lm_head != "plain"
         network = source.network(_Network, "encoder", *(["lm_head"] if has_head else []))
-        self.encoder, self.precision = prepared_encoder(network.encoder, precision)
+        self.precision = precision_for(network.encoder, precision)
+        self.encoder = (
+            to_int8_inference(network.encoder)  # also for few tokens, which a pass with a cache has
+            if self.precision == "int8"
+            else prepared_encoder(network.encoder, self.precision)[0]
+        )
         self._transform = network.lm_head.transform
         self._output = pack_output(network.encoder.embeddings.token.weight, network.lm_head.bias, self.precision)
         self.device = network.encoder.embeddings.token.weight.device

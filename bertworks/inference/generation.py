@@ -106,6 +106,13 @@ def next_token_probabilities(
     return p / p.sum(-1, keepdim=True), tokens
 
 
+def _largest(logits: Tensor) -> Tensor:
+    """[B, V] -> int64 [B]: the first of the largest. On a CPU numpy takes a tenth of the time of torch."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.float().numpy().argmax(-1))
+
+
 def sampled(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """float64 [B, n], and float64 [B] from 0 to below 1 -> int64 [B]: the columns in which the sums of the
     probabilities pass these numbers."""
@@ -231,7 +238,7 @@ class TextGenerator:
     ) -> Callable[[Tensor, Tensor, int], Tensor]:
         """A function of logits [B', V], rows of the batch int64 [B'] and the step -> int64 [B']: the next tokens."""
         if options.temperature == 0:
-            return lambda logits, rows, step: logits.argmax(-1)
+            return lambda logits, rows, step: _largest(logits)
         numbers = [random_numbers(options.seed, one.prompt, one.copy, most) for one in batch]
         uniform = torch.from_numpy(np.stack(numbers)).to(self.model.device)
 

@@ -136,7 +136,7 @@ def to_bf16_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
 
 def pack_output(weight: Tensor, bias: Tensor | None, precision: str) -> Product:
     """The product with the embedding matrix [V, hidden] of an output layer over the vocabulary, for inference in
-    "fp32", "bf16" or "int8", which is bf16 here: its results are logits."""
+    "fp32", "bf16" or "int8": its results are logits."""
     is_fp32 = precision == "fp32" or (weight.device.type == "cpu" and not cpu_supports_bf16())
     dtype = torch.float32 if is_fp32 else torch.bfloat16
     if weight.device.type != "cpu" or (is_fp32 and _prefer_mkl()):
@@ -146,7 +146,7 @@ def pack_output(weight: Tensor, bias: Tensor | None, precision: str) -> Product:
         linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
     linear.bias = nn.Parameter(weight.new_zeros(len(weight)) if bias is None else bias.detach(), requires_grad=False)
-    multiply = _onednn(linear, None, False, dtype)
+    multiply = (_int8 if precision == "int8" else _onednn)(linear, None, False, dtype)
     return lambda x: multiply(x.to(dtype))
 
 
