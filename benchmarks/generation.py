@@ -2,9 +2,10 @@
 
     python benchmarks/generation.py [--batches 1 16] [--tokens 64] [--threads 2] [--rounds 3] [--quick]
 
-bertworks and transformers' `generate` continue the same prompts of 32 to 96 tokens, in fp32 and in bf16 (bertworks also in int8). Every figure
-is that of a process of its own, which continues once before the clock starts; all take turns. The time of bertworks has
-tokenization and decoding in it, that of transformers has not. The table goes to docs/concepts/performance.md.
+bertworks and transformers' `generate` continue the same prompts of 32 to 96 tokens, in fp32 and in bf16, bertworks also
+in int8. Every figure is that of a process of its own, which continues once before the clock starts; all take turns. The
+time of bertworks has tokenization and decoding in it, that of transformers has not. The table goes to
+docs/concepts/performance.md.
 """
 
 import argparse
