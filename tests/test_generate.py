@@ -214,6 +214,21 @@ def test_the_end_token_of_the_model_ends_a_text(folder: Path, tmp_path: Path):
         assert (one["ids"], one["finish_reason"]) == (expected, "end_token")
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.75])
+def test_a_finished_text_never_runs_out_of_positions(folder: Path, kept: float, monkeypatch: pytest.MonkeyPatch):
+    """It stays in the cache for a while, and is longer than the others."""
+    texts, options = ["x" * 90, "short", "a text"], {"max_tokens": 40, "temperature": 1.0, **EXACT}
+    monkeypatch.setattr("bertworks.inference.causal_lm._end_ids", lambda source: [])
+    free = list(bw.generate(folder, texts, **options))
+    end = next(number for number in free[0]["ids"][:5] if number not in free[1]["ids"] + free[2]["ids"])
+    monkeypatch.setattr("bertworks.inference.causal_lm._end_ids", lambda source: [end])
+    monkeypatch.setattr("bertworks.inference.generation._KEPT", kept)
+    first, *others = bw.generate(folder, texts, **options)
+    assert (first["ids"], first["finish_reason"]) == (free[0]["ids"][: free[0]["ids"].index(end)], "end_token")
+    assert others == free[1:]
+    assert [len(one["ids"]) for one in others] == [40, 40]
+
+
 def test_a_context_is_never_cropped(folder: Path, capsys: pytest.CaptureFixture[str]):
     texts = ["x" * 95, "y" * 99, "short"]
     results = list(bw.generate(folder, texts, max_tokens=12, temperature=1.0, **EXACT))
@@ -271,6 +286,8 @@ def test_abilities_of_a_loaded_model(folder: Path):
     assert loaded.can == ("embed", "explain", "generate", "score")
     options = {"max_tokens": 5, "temperature": 0.5, "top_k": 9, "seed": 2, "stop": ["zzz"]}
     assert loaded.generate(TEXTS, **options) == list(bw.generate(folder, TEXTS, **options, **EXACT))
+    with pytest.raises(bw.UsageError, match="expected a list of stop strings, not one stop string"):
+        loaded.generate(TEXTS, stop="zzz")
     with pytest.raises(bw.BertworksError, match=r"cannot fill: it reads from left to right.*\n  hint: use generate"):
         loaded.fill(["a"])
 

@@ -215,16 +215,16 @@ class TextGenerator:
                 done = torch.isin(chosen, ends) | (limits[rows] == step + 1)
                 if options.stop:
                     done |= self._has_stop(tokens, rows, live, step + 1, options.stop)
-                if done.any():
-                    counts[rows[live & done]] = step + 1
-                    live = live & ~done
-                    count = int(live.sum())
-                    if count == 0:
-                        break
-                    if count < _KEPT * len(rows) or cache.num_columns + 1 >= model.longest:
-                        kept = live.nonzero()[:, 0]
-                        cache.keep(kept)
-                        rows, chosen, live = rows[kept], chosen[kept], live[kept]
+                counts[rows[live & done]] = step + 1
+                live = live & ~done
+                unfinished = int(live.sum())
+                if unfinished == 0:
+                    break
+                # A finished text is computed on until it leaves the cache: it must not run out of positions.
+                if unfinished < _KEPT * len(rows) or cache.num_columns == model.longest:
+                    kept = live.nonzero()[:, 0]
+                    cache.keep(kept)
+                    rows, chosen, live = rows[kept], chosen[kept], live[kept]
                 states = model.states(chosen, cache.next_layout(), cache=cache)
         for one, made, count in zip(batch, tokens.tolist(), counts.tolist(), strict=True):
             one.ids = made[:count]

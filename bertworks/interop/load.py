@@ -110,8 +110,9 @@ class LoadedModel:
         """
         self._check("generate")
         options = SamplingOptions(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop)
-        )
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+            stop=tuple(listed(stop, "give a list of strings", "stop string")),
+        )  # fmt: skip
         return list(self._generator()(listed(texts, "generate([text])[0]"), options))
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
