@@ -22,6 +22,7 @@ import torch
 from provenance import process, provenance, publish
 
 from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.training.device import PrecisionOption
 
 LENGTHS = 32, 96  # tokens of the shortest and of the longest prompt
 WARM = 4  # tokens before the clock starts
@@ -82,7 +83,7 @@ def table(medians: dict[tuple[int, str, str], float], batches: list[int], thread
     return lines
 
 
-def measured(program: str, precision: str, batch: int, folder: Path, tokens: int) -> dict[str, float]:
+def measured(program: str, precision: PrecisionOption, batch: int, folder: Path, tokens: int) -> dict[str, float]:
     """Tokens per second of one batch."""
     draw = random.Random(0)
     shortest, longest = LENGTHS
@@ -95,14 +96,14 @@ def measured(program: str, precision: str, batch: int, folder: Path, tokens: int
     return {"tokens_per_second": batch * tokens / (time.perf_counter() - start)}
 
 
-def ours(folder: Path, precision: str, texts: list[str]) -> Callable[[int], int]:
+def ours(folder: Path, precision: PrecisionOption, texts: list[str]) -> Callable[[int], int]:
     from bertworks.inference.generation import SamplingOptions, TextGenerator
 
     generator = TextGenerator(folder, "cpu", precision)
     return lambda count: sum(len(one["ids"]) for one in generator(texts, SamplingOptions(max_tokens=count)))
 
 
-def theirs(folder: Path, precision: str, texts: list[str]) -> Callable[[int], int]:
+def theirs(folder: Path, precision: PrecisionOption, texts: list[str]) -> Callable[[int], int]:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
