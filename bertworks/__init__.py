@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bertworks.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertworks.inference.embed import Embedder as Embedder, embed as embed, embed_file as embed_file
     from bertworks.inference.explain import explain as explain
+    from bertworks.inference.generation import generate as generate
     from bertworks.inference.masked_lm import fill as fill, score as score
     from bertworks.inference.predict import answer_questions as answer_questions, predict_file as predict_file
     from bertworks.inference.predictor import Predictor as Predictor

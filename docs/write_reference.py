@@ -23,7 +23,8 @@ NOTE = "Written by `make docs` from the code."
 COMMANDS = (
     "", "check", "finetune", "predict", "evaluate", "evaluate task", "evaluate mlm", "evaluate blimp", "evaluate glue",
     "evaluate squad", "evaluate sts", "evaluate retrieval", "evaluate probe", "explain", "embed", "index", "search",
-    "vocab", "prepare", "pretrain", "fill", "score", "serve", "export", "import", "convert", "push", "doctor", "demo",
+    "vocab", "prepare", "pretrain", "fill", "generate", "score", "serve", "export", "import", "convert", "push",
+    "doctor", "demo",
 )  # fmt: skip
 
 

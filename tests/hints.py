@@ -20,7 +20,9 @@ from bertworks.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 _PROGRAMS = "bertworks|iconv|tr|pdftotext|gzip|zstd|xz|bzip2|tar|sed|cut|grep|jq|ls|mv|mkdir|pip|hf|python"
-VERBS = "vocab|prepare|pretrain|check|finetune|predict|fill|score|explain|embed|index|search|evaluate|serve|export"
+VERBS = (
+    "vocab|prepare|pretrain|check|finetune|predict|fill|generate|score|explain|embed|index|search|evaluate|serve|export"
+)
 _ADVICE = re.compile(
     rf"`(?:{_PROGRAMS}|\{{\}}) |`bertworks|(?<![\w-])(?:bertworks (?:{VERBS}|import|convert|push|doctor|demo|--)\b"
     r"|iconv -|sed -|python -c|pip install|hf auth|(?:gzip|zstd|xz|bzip2) -)"

@@ -198,6 +198,7 @@ def test_parameters_are_counted_exactly(name: str):
 PUBLISHED = {  # of transformers, counted on the meta device
     "roberta-base": (("pooler",), 124_645_632 - 2 * 768),  # two rows of its position table are never used
     "distilbert-base": ((), 66_362_880),
+    "gpt": (("lm_head",), 116_534_784),
     "gpt2": (("lm_head",), 124_439_808),
     "gpt2-medium": (("lm_head",), 354_823_168),
     "gpt2-large": (("lm_head",), 774_030_080),

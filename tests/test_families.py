@@ -25,7 +25,7 @@ from bertworks.checkpoints.hf_mapping import (
     to_huggingface,
 )
 from bertworks.errors import BertworksError
-from bertworks.models.config import EncoderConfig
+from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.encoder import Encoder, LMHead
 from bertworks.models.layout import Layout
 from bertworks.training.objectives import PretrainingModel
@@ -50,12 +50,18 @@ SIZES = {
         num_attention_heads=4, intermediate_size=40, max_position_embeddings=32, hidden_dropout_prob=0.1,
         classifier_dropout_prob=0.4,
     ),
+    "openai-gpt": transformers.OpenAIGPTConfig(
+        vocab_size=90, n_embd=24, n_layer=3, n_head=4, n_positions=32, pad_token_id=0,
+    ),
     "gpt2": transformers.GPT2Config(
         vocab_size=90, n_embd=24, n_layer=3, n_head=4, n_inner=40, n_positions=32, pad_token_id=0, eos_token_id=0,
         bos_token_id=0,
     ),
 }  # fmt: skip
-NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert", "gpt2": "GPT2"}
+NAMES = {
+    "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert", "openai-gpt": "OpenAIGPT",
+    "gpt2": "GPT2",
+}  # fmt: skip
 HEADS = [
     (family, kind)
     for family in ("bert", "roberta", "distilbert", "albert")
@@ -102,7 +108,7 @@ def padded(ids: Tensor, pad: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 2e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("family", SIZES)
 def test_hidden_states_logits_and_gradients(family: str, dtype: torch.dtype, off: float):
-    kind = "LMHeadModel" if family == "gpt2" else "ForMaskedLM"
+    kind = "LMHeadModel" if "gpt" in family else "ForMaskedLM"
     theirs = theirs_of(family, kind).to(dtype)
     config, state = ours_of(theirs, dtype)
     encoder, head = Encoder(config).to(dtype).eval(), LMHead(config).to(dtype)
@@ -210,7 +216,7 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
 @pytest.mark.parametrize(("family", "kind"), [
     *((family, f"For{kind}") for family, kind in HEADS), *((f, "Model") for f in SIZES),
     *((f, "ForMaskedLM") for f in ("bert", "roberta", "distilbert", "albert")), ("gpt2", "LMHeadModel"),
-    ("bert", "ForPreTraining"), ("albert", "ForPreTraining"),
+    ("bert", "ForPreTraining"), ("albert", "ForPreTraining"), ("openai-gpt", "LMHeadModel"),
 ])  # fmt: skip
 def test_our_files_open_in_transformers(family: str, kind: str, tmp_path: Path):
     """No key is missing, unexpected, mismatched or initialized anew; what is read back computes the same."""
@@ -298,6 +304,7 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
     ("roberta", {"pad_token_id": 0}, "pad_token_id is 0: only 1 is supported for roberta"),
     ("albert", {"inner_group_num": 2}, "inner_group_num is 2: only 1 is supported for albert"),
     ("albert", {"hidden_size": 128}, "embedding_size and hidden_size are both 128: a projection between equal widths"),
+    ("openai-gpt", {"afn": "silu"}, "afn is 'silu': expected one of gelu, relu"),
     ("xlnet", {}, "the family .xlnet. is not supported yet: expected one of bert"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
@@ -328,6 +335,16 @@ def test_a_network_that_files_cannot_describe_is_not_written(family: str, fields
     config = EncoderConfig(vocab_size=90, hidden_size=24, num_attention_heads=4, family=family, **fields)
     with pytest.raises(BertworksError, match=message):
         config_to_huggingface(config, architectures=["Any"])
+
+
+def test_gelu_of_gpt_is_the_tanh_form():
+    config = config_from_huggingface({"model_type": "openai-gpt", "afn": "gelu"})
+    assert config == PRESETS["gpt"]
+    assert config_to_huggingface(config, architectures=["OpenAIGPTModel"])["afn"] == "gelu"
+    with pytest.raises(
+        BertworksError, match=r"hidden_act is 'gelu': files of openai-gpt cannot name it\n  hint: use relu or gelu_tanh"
+    ):
+        config_to_huggingface(replace(config, hidden_act="gelu"), architectures=["OpenAIGPTModel"])
 
 
 def test_positions_of_roberta_need_its_padding_token():

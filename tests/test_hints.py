@@ -32,6 +32,7 @@ import pytest
 import torch
 import uvicorn
 from fine import write_choices, write_conll, write_reviews, write_squad
+from gpt import write_gpt2
 from hints import ROOT, TESTED, VERBS, Shell, templates
 from safetensors.torch import load_file
 from served import write_head
@@ -1139,6 +1140,29 @@ def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, sh
     shell.works(*check(meant))
     if task not in ("regression", "choice"):
         assert len(_json(shell.works(*check(meant), "--json"))) > 3
+
+
+@says('bertworks generate {} "a text"', 'bertworks fill {} "a text with {}"', "add --temperature 1, or leave them out",
+      "generate([text])[0]", "generate(model, [text])", "leave --text out", "leave --within-word out")  # fmt: skip
+def test_models_of_the_other_direction(shell: Shell, model: Path) -> None:
+    write_gpt2(Path("gpt 2"))
+    shell.types(shell.shows(shell.fails("fill", "gpt 2", "a [MASK]"), 'bertworks generate {} "a text"'))
+    shell.types(shell.shows(shell.fails("generate", str(model), "a text"), 'bertworks fill {} "a text with {}"'))
+    words = ["generate", "gpt 2", "a text", "--top-k", "3"]
+    shell.shows(shell.fails(*words), "add --temperature 1, or leave them out")
+    shell.works(*words, "--temperature", "1")
+    shell.shows(shell.fails("generate", "gpt 2", "a text", "--text", "b"), "leave --text out")
+    shell.works("generate", "gpt 2", "a text")
+    shell.shows(shell.fails("score", "gpt 2", "a text", "--within-word"), "leave --within-word out")
+    shell.works("score", "gpt 2", "a text")
+    loaded, text = bertworks.load("gpt 2"), "a text"
+    for template, owner, arguments in (
+        ("generate([text])[0]", loaded, (text,)), ("generate(model, [text])", bertworks, ("gpt 2", text)),
+    ):  # fmt: skip
+        with pytest.raises(BertworksError) as error:
+            list(owner.generate(*arguments))
+        call = shell.shows(error.value.hint, template)
+        assert eval(f"list(owner.{call})", {"owner": owner, "text": text, "model": "gpt 2"})
 
 
 @says("fine-tune it: bertworks.finetune(DATA, model=...)", "fill([text])[0]", "score([text])[0]",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bertworks.checkpoints.families.family import FAMILIES, GELUS, Family, Rows
+from bertworks.checkpoints.families.family import FAMILIES, Family, Rows
 from bertworks.errors import BertworksError, require, some_names
 from bertworks.models.config import LIMITS, EncoderConfig, Head
 
@@ -185,7 +185,9 @@ def config_to_huggingface(
     """
     check_representable(config, pad_token_id)
     family = FAMILIES[config.family]
-    activations = {ours: theirs for theirs, ours in reversed(GELUS.items())}
+    activations = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
+    what = f"encoder.hidden_act is {config.hidden_act!r}: files of {config.family} cannot name it"
+    require(config.hidden_act in activations, what, hint=f"use {' or '.join(activations)}")
     values = vars(config) | {
         "intermediate_size": config.ffn_size,
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
@@ -225,7 +227,8 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     values: dict[str, Any] = dict(vars(family.default))
     for theirs, ours in family.settings.items():
         default = getattr(family.default, ours)
-        values[ours] = _value(settings[theirs], theirs, ours, default, where) if theirs in settings else default
+        value = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
+        values[ours] = value
     values["max_position_embeddings"] -= family.unused_positions
     width = values["hidden_size"]
     what = f"embedding_size and hidden_size are both {width}: a projection between equal widths is not supported"
@@ -266,19 +269,20 @@ def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
 
-def _value(value: Any, theirs: str, ours: str, default: Any, where: str | None) -> object:
+def _value(value: Any, theirs: str, ours: str, family: Family, where: str | None) -> object:
     """A setting, checked by the kind of its default: an activation function, a fraction or a size."""
+    default, names = getattr(family.default, ours), family.activations
     if value is None and ours == "intermediate_size":
         return 0
     if isinstance(default, str):
-        expected, is_valid = f"one of {', '.join(GELUS)}", isinstance(value, str) and value in GELUS
+        expected, is_valid = f"one of {', '.join(names)}", isinstance(value, str) and value in names
     elif isinstance(default, float):
         expected, is_valid = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
     else:
         limit = LIMITS[ours]
         expected, is_valid = f"a whole number from 1 to {limit:,}", type(value) is int and 1 <= value <= limit
     require(is_valid, f"{theirs} is {value!r:.60}: expected {expected}", where, _CORRECT)
-    return GELUS[value] if isinstance(default, str) else type(default)(value)
+    return names[value] if isinstance(default, str) else type(default)(value)
 
 
 def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None = None) -> list[_Parameter]:

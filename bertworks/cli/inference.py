@@ -1,4 +1,4 @@
-"""Commands that use a model: `fill`, `score`, `explain`; `embed`, `index` and `search` for vectors and search."""
+"""Commands that use a model: `fill`, `generate`, `score`, `explain`; `embed`, `index`, `search` for vectors."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,6 +16,10 @@ from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
 
 _SHOWN = 200  # characters of a text
+_MEASURES = {
+    "log_likelihood": "log-likelihood: each token is predicted from the tokens before it",
+    "pseudo_log_likelihood": "pseudo-log-likelihood: each token is masked, and predicted from the tokens on both sides",
+}
 _ROWS = "Rows or lines of text, in any format; - for standard input."
 
 
@@ -35,8 +39,52 @@ def fill(model: str, texts: console.Inputs, /, *, top_k: console.TopK = 5) -> It
         yield masks, "\n" * bool(number) + "\n\n".join(map(console.table, shown))
 
 
+def generate(
+    model: str,
+    texts: console.Inputs,
+    /,
+    *,
+    max_tokens: Annotated[int, console.at_least(1)] = 50,
+    temperature: Annotated[float, console.at_least(0)] = 0.0,
+    top_k: Annotated[int | None, console.at_least(1)] = None,
+    top_p: Annotated[float | None, console.at_least(0, most=1)] = None,
+    seed: Annotated[int, console.at_least(0)] = 0,
+    stop: console.Repeatable = None,
+    text: console.Repeatable = None,
+    device: console.Device = "auto",
+    precision: console.InferencePrecision = "auto",
+) -> Iterator[console.Result]:
+    """Continue texts with a model that reads from left to right (GPT-2).
+
+    Args:
+        texts: Texts, a file of rows or lines, or - for the lines of standard input.
+        max_tokens: Maximum number of tokens of a continuation.
+        temperature: 0: the most probable token each time. Above 0, tokens are sampled; 1: with the model's
+            probabilities.
+        top_k: Sample among the k most probable tokens.
+        top_p: Sample among the most probable tokens that have this probability together.
+        seed: Of the random numbers. A text has its own, whatever the other texts are.
+        stop: A string at which a continuation ends. Repeatable.
+
+    Examples:
+        bertworks generate MODEL "The old house" --max-tokens 50
+        bertworks generate MODEL "The old house" --temperature 0.8 --top-p 0.95 --seed 1
+        bertworks generate MODEL prompts.txt --json > continuations.jsonl
+    """
+    results = bw.generate(
+        model, _prompts(texts, text or ()), max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+        seed=seed, stop=stop or (), device=device, precision=precision,
+    )  # fmt: skip
+    for number, result in enumerate(results, 1):
+        yield result, "\n" * (number > 1) + result["text"] + result["continuation"]
+        if result["finish_reason"] == "context":
+            console.say(f"text {number} ends here: with its continuation it has as many tokens as the model reads")
+
+
 def score(model: str, sentences: console.Inputs, /, *, within_word: console.Flag = False) -> Iterator[console.Result]:
-    """Pseudo-log-likelihood of sentences: each token is masked in turn.
+    """Log-likelihood of sentences; of a masked language model the pseudo-log-likelihood: each token is masked in turn.
+
+    A model that reads from left to right predicts each token from those before it, the first from the end token.
 
     Columns: the sum of the log-probabilities, their mean over the tokens, the sentence.
 
@@ -49,6 +97,8 @@ def score(model: str, sentences: console.Inputs, /, *, within_word: console.Flag
     """
     for number, result in enumerate(bw.score(model, _lines(sentences), within_word=within_word)):
         head = "" if number else f"{'sum':>9}  {'mean':>7}\n"
+        if number == 0:
+            console.say(_MEASURES[result["measure"]])
         mean = result["score"] / len(result["tokens"])
         yield result, f"{head}{result['score']:9.2f}  {mean:7.3f}  {result['text']}"
 
@@ -224,6 +274,25 @@ def search(
         text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
         cosine = "" if hit["cosine"] is None or ranking == "dense" else f"cosine {hit['cosine']:.3f}  "
         yield hit, f"{hit['score']:.3f}  {cosine}{hit['id']}  {text}"
+
+
+def _prompts(words: list[str], names: Iterable[str]) -> Iterator[str]:
+    """The texts of a file, if its name is the only word; else those of `_lines`. Rows without text are left out and
+    reported. names: of the columns of the text."""
+    if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
+        if names := tuple(names):
+            raise UsageError("a column of a file is named, but texts are given", hint="leave --text out")
+        yield from _lines(words)
+        return
+    from bertworks.datasets.reader import RowReader  # both import libraries that take long
+    from bertworks.inference.embed import reading_note, row_text, text_columns
+
+    reader = RowReader(words[0])
+    columns, empty = text_columns(reader, tuple(names)), IssueCounter()
+    console.say(reading_note(reader, columns, "").text)
+    yield from filter(None, (row_text(row, columns, empty) for row in reader))
+    if empty.count:
+        console.say(f"rows without text, left out: {empty}")
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

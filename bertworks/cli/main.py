@@ -36,11 +36,11 @@ from bertworks.io.text_files import STDIN
 _JOBS = {  # groups of commands, in the order of the help
     "Learn from labelled data": "check finetune predict evaluate explain",
     "Vectors and search": "embed index search",
-    "Pre-train on raw text": "vocab prepare pretrain fill score",
+    "Pre-train on raw text": "vocab prepare pretrain fill generate score",
     "Serve, convert and share": "serve export import convert push",
     "This machine": "doctor demo",
 }
-_MODEL_FIRST = "predict fill score explain embed evaluate serve export convert push".split()
+_MODEL_FIRST = "predict fill generate score explain embed evaluate serve export convert push".split()
 _RESUMED = {"pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue"}  # if they are repeated
 
 

@@ -19,7 +19,8 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
-from bertworks.errors import BertworksError, UsageError, several
+from bertworks.errors import BertworksError, UsageError, quoted, several
+from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods
 from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer import Encoding, Tokenizer
@@ -41,9 +42,12 @@ def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple
     """A masked language model in evaluation mode.
 
     Raises:
-        BertworksError: no such model, or one without masked LM head or mask token.
+        BertworksError: no such model; one that reads from left to right, or without masked LM head or mask token.
     """
     source = open_model(model, device)
+    if source.config.direction == "left_to_right":
+        what = "this model reads from left to right: it continues texts, and cannot predict masked tokens"
+        raise BertworksError(what, where=str(source), hint=f'bertworks generate {quoted(source.folder)} "a text"')
     if source.tokenizer.mask_id < 0:
         hint = "use a masked language model, such as BERT or RoBERTa"
         what = "this model has no mask token: it was not trained to predict masked tokens"
@@ -164,15 +168,6 @@ AT_ONCE = 256  # sentences that are tokenized together
 COPIES = 4096  # copies of sentences with different masks that are computed together
 
 
-class Score(TypedDict):
-    """The score of a sentence. Natural logarithms."""
-
-    text: str
-    score: float  # the sum of `log_probabilities`, at most 0
-    tokens: list[str]
-    log_probabilities: list[float]  # of each token, when it alone is masked
-
-
 _Sentence = tuple[str, Ids, list[Example]]  # its tokens, and a copy for each of them, with that token masked
 
 
@@ -184,8 +179,11 @@ def score(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> Iterator[Score]:
-    """The pseudo-log-likelihood of each sentence (Salazar et al. 2020): each token is masked in turn, and the
-    log-probabilities of the original tokens are summed. Longer sentences have lower sums: compare sentences of one
+    """The log-likelihood of each sentence; of a masked language model the pseudo-log-likelihood: `measure` says which.
+
+    A model that reads from left to right predicts each token from those before it, and the first from the end token
+    (`causal_lm.log_likelihoods`). Else each token is masked in turn, and the log-probabilities of the original tokens
+    are summed (Salazar et al. 2020). Longer sentences have lower sums: compare sentences of one
     length, or `score / len(tokens)`. "[MASK]" in a sentence is ordinary text. In sentences longer than the model's
     maximum, each token is predicted from the window around it.
 
@@ -195,11 +193,18 @@ def score(
             and Ivanova 2023).
 
     Raises:
-        UsageError: one sentence and no list.
+        UsageError: one sentence and no list; `within_word` with a model that masks nothing.
         BertworksError: no such model, one without a masked LM head, or an empty sentence.
     """
     sentences = several(sentences, "score(model, [text])")
-    network, tokenizer = load_masked_lm(model, device)
+    source = open_model(model, device)
+    if source.config.direction == "left_to_right":
+        if within_word:
+            what = "within_word masks pieces of words, but this model reads from left to right and masks nothing"
+            raise UsageError(what, where=str(source), hint="leave --within-word out")
+        yield from log_likelihoods(CausalModel(source, precision), sentences)
+        return
+    network, tokenizer = load_masked_lm(source)
     longest = network.encoder.config.max_position_embeddings
     encoded = _encoded(sentences, tokenizer, longest, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
@@ -207,7 +212,10 @@ def score(
         ends = np.cumsum([len(ids) for _, ids, _ in group])
         for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
             tokens = [tokenizer.tokens[n] for n in ids]
-            yield Score(text=text, score=float(values.sum()), tokens=tokens, log_probabilities=values.tolist())
+            yield Score(
+                text=text, score=float(values.sum()), tokens=tokens, log_probabilities=values.tolist(),
+                measure="pseudo_log_likelihood",
+            )  # fmt: skip
 
 
 def is_better(good: Score, bad: Score) -> bool:

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import Batch, collate, token_budget_indices
-from bertworks.batching.sampling import Example, Ids, add_special_tokens
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.errors import BertworksError, require
 from bertworks.inference.engine import BATCH_TOKENS
 from bertworks.io.processes import chunk_by_size

@@ -7,21 +7,24 @@ from typing import Literal
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.errors import BertworksError, listed
+from bertworks.inference.causal_lm import Score
 from bertworks.inference.decoding import Answer
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import Explanation, explain
-from bertworks.inference.masked_lm import Filler, Filling, Score, score
+from bertworks.inference.generation import Generation, SamplingOptions, TextGenerator
+from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
 from bertworks.io.tables import Data
 from bertworks.training.device import Precision, PrecisionOption
 
-Ability = Literal["embed", "explain", "fill", "score", "predict"]
+Ability = Literal["embed", "explain", "fill", "generate", "score", "predict"]
 _WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do instead
     "embed": ("its hidden states were not exported", "export it again with --encoder, or load what it was made of"),
     "explain": ("an exported model gives no attributions", "load the model that it was exported from"),
     "fill": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
+    "generate": ("it reads in both directions", "use fill, with a mask in the text"),
     "score": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
     "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
 }
@@ -42,6 +45,7 @@ class LoadedModel:
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self._embedder = cache(partial(Embedder, self._opened, precision=precision))
         self._filler = cache(partial(Filler, self._opened))
+        self._generator = cache(partial(TextGenerator, self._opened, precision=precision))
         self.predictor = cache(partial(Predictor, self._opened, precision=precision))
         self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
@@ -52,12 +56,14 @@ class LoadedModel:
 
     @cached_property
     def can(self) -> tuple[Ability, ...]:
-        """The methods that this model supports: "embed", "explain", "fill", "score", "predict"."""
+        """The methods that this model supports: "embed", "explain", "fill", "generate", "score", "predict"."""
         predicts: list[Ability] = ["predict"] if self._opened.has_task else []
         if self._opened.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config.family)
             fills = self._opened.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
+        if self.config.direction == "left_to_right":  # a plain head is the embedding matrix, which every file has
+            return ("embed", "explain", "generate", "score", *predicts)
         fills = "lm_head" in components_in_file(self._opened.weights, self.config)
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
@@ -85,8 +91,32 @@ class LoadedModel:
         self._check("fill")
         return [self._filler()(text, k) for text in listed(texts, "fill([text])[0]")]
 
+    def generate(
+        self,
+        texts: Iterable[str],
+        *,
+        max_tokens: int = 50,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Iterable[str] = (),
+    ) -> list[Generation]:
+        """The continuation of each text by a model that reads from left to right: see `bertworks.generate`.
+
+        Raises:
+            UsageError: one text and no list; an option outside its range.
+            BertworksError: the model reads in both directions; a text without tokens, or with too many.
+        """
+        self._check("generate")
+        options = SamplingOptions(
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+            stop=tuple(listed(stop, "give a list of strings", "stop string")),
+        )  # fmt: skip
+        return list(self._generator()(listed(texts, "generate([text])[0]"), options))
+
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
-        """The pseudo-log-likelihood of each sentence: see `bertworks.score`.
+        """The log-likelihood or pseudo-log-likelihood of each sentence: see `bertworks.score`.
 
         Raises:
             UsageError: one sentence and no list.
@@ -128,6 +158,8 @@ class LoadedModel:
     def _check(self, ability: Ability) -> None:
         if ability not in self.can:
             why, instead = _WHY[ability]
+            if ability == "fill" and self.config.direction == "left_to_right":
+                why, instead = "it reads from left to right", "use generate"
             if ability in ("fill", "score") and self._opened.exported:
                 why = "its masked LM head was not exported" if ability == "fill" else "an exported model cannot score"
             if ability == "score" and "predict" in self.can:
@@ -137,8 +169,8 @@ class LoadedModel:
 
 
 def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto") -> LoadedModel:
-    """A model as one object, for whatever it can do: `fill`, `score`, `embed`, `predict`, `explain`, `tokenizer`,
-    `config`. `can` lists what it can do; errors name the alternative.
+    """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`, `predict`, `explain`,
+    `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.

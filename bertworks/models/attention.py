@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertworks.models.cache import LayerCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 
@@ -118,16 +119,29 @@ class Attention(nn.Module):
         self.qkv = Linear(c.hidden_size, 3 * c.hidden_size)
         self.output = Linear(c.hidden_size, c.hidden_size)
 
-    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        memory: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only.
 
         x: may have more rows than the layout has tokens; their result is of no use.
         memory: [tokens of layout.memory, hidden]: states that are read as well.
+        cache: keys and values of the tokens before, which are read as well; those of x are added.
         """
         p, num_padding_rows = self.dropout if self.training else 0.0, len(x) - len(layout.position_ids)
         qkv = self._heads(self.qkv(x))
         qkv = qkv[:-num_padding_rows] if num_padding_rows else qkv
-        if memory is not None:
+        continues = cache is not None and cache.continues
+        if cache is not None and not continues:
+            cache.start(qkv[:, 1:])
+        if cache is not None and continues:
+            context = cache.attend(qkv)
+        elif memory is not None:
             kv = self._heads(self.qkv(memory))[:, 1:]
             context = attention_padded(qkv, [layout], p, kv)
         elif p == 0 and (layout.rank is None or layout.is_causal) and _supports_varlen(qkv):

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bertworks.models.attention import Attention, Linear, dropout, pad_rows_to_bucket
+from bertworks.models.cache import KeyValueCache, LayerCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 
@@ -121,17 +122,24 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(c)
         self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
 
-    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        layout: Layout,
+        rows: Tensor | None = None,
+        memory: Tensor | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they read all the others.
 
-        memory: see `Attention.forward`.
+        memory, cache: see `Attention.forward`.
         """
         p = self.dropout if self.training else 0.0
         residual = x if rows is None else x.index_select(0, rows)
         read = self.attention_input(x)
         if memory is not None:
             memory = self.attention_input(memory)
-        x = dropout(self.attention(read, layout, rows, memory), p, residual=residual)
+        x = dropout(self.attention(read, layout, rows, memory, cache), p, residual=residual)
         if self.norm_first:
             return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
         x = self.attention_norm(x)
@@ -173,13 +181,18 @@ class Encoder(nn.Module):
         token_type_ids: Tensor | None = None,
         rows: Tensor | None = None,
         memories: Sequence[Tensor] | None = None,
+        cache: KeyValueCache | None = None,
     ) -> list[Tensor]:
         """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden], embeddings first.
 
         rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden], and most of the
             last layer's work is saved.
         memories: for each layer [tokens of layout.memory, hidden], the states before it that are read as well.
+        cache: of a network that reads from left to right, without gradients: the tokens of the passes before are read
+            as well. The first pass has the prompts, each further one has the layout `cache.next_layout()`.
         """
+        if cache is not None:
+            cache.extend(layout)
         layout = layout.directed(self.config.direction)
         states = [self.embeddings(input_ids, layout, token_type_ids)]
         # Without a norm over the embeddings they have the precision of the tables, which may be higher.
@@ -190,7 +203,8 @@ class Encoder(nn.Module):
             states, rows = [pad_rows_to_bucket(states[0])], None if rows is None else pad_rows_to_bucket(rows)
         layers = self.layers
         for number, block in enumerate(layers):
-            given = states[-1], layout, rows if number == len(layers) - 1 else None, memories and memories[number]
+            of_rows, memory = rows if number == len(layers) - 1 else None, memories and memories[number]
+            given = states[-1], layout, of_rows, memory, cache and cache.layers[number]
             if self.gradient_checkpointing and self.training:
                 # With the parameters of now: in bf16 they are copies, which are gone when the block is computed again.
                 copies = dict(block.named_parameters())

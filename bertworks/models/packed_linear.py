@@ -1,6 +1,7 @@
 """Linear layers for CPU inference, with weights packed once for the kernels of this processor.
 
 - `pack_linears`: a copy of an encoder in which they replace every `nn.Linear`
+- `pack_output`: the output layer over the vocabulary
 - `to_fp32_inference`, `to_bf16_inference`, `to_int8_inference`, `with_fp16_weights`: the encoder in a precision
 """
 
@@ -11,10 +12,12 @@ from functools import cache, partial
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.models.attention import SMALL_BATCH_ROWS, cpu_supports_bf16
-from bertworks.models.encoder import Embeddings, Encoder, FeedForward
+from bertworks.models.cache import KeyValueCache
+from bertworks.models.encoder import Embeddings, Encoder, FeedForward, meta_device_init
 from bertworks.models.layout import Layout
 
 _FP16_LIMITS = 1e-2, 6e4  # of the largest weight of a matrix: fp16 has few digits for smaller ones, and no larger ones
@@ -79,17 +82,23 @@ class InferenceEncoder(nn.Module):
         self._fallback, self._output_dtype = fallback, output_dtype
 
     def forward(
-        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        layout: Layout,
+        token_type_ids: Tensor | None = None,
+        rows: Tensor | None = None,
+        *,
+        cache: KeyValueCache | None = None,
     ) -> list[Tensor]:
         """As `Encoder.forward`."""
         if torch.is_grad_enabled():
-            return self.encoder(input_ids, layout, token_type_ids, rows)  # type: ignore[no-any-return]
+            return self.encoder(input_ids, layout, token_type_ids, rows, cache=cache)  # type: ignore[no-any-return]
         if self._fallback is not None and len(input_ids) > SMALL_BATCH_ROWS:
-            return self._fallback(input_ids, layout, token_type_ids, rows)  # type: ignore[no-any-return]
+            return self._fallback(input_ids, layout, token_type_ids, rows, cache=cache)  # type: ignore[no-any-return]
         packed = self._packed or self._pack(self.encoder)
         self._packed = packed  # complete when it is assigned: several threads may be here
         with torch.autocast("cpu", enabled=False):  # it would look at every call
-            states: list[Tensor] = packed(input_ids, layout, token_type_ids, rows)
+            states: list[Tensor] = packed(input_ids, layout, token_type_ids, rows, cache=cache)
         return states if self._output_dtype is None else [state.to(self._output_dtype) for state in states]
 
 
@@ -123,6 +132,22 @@ def to_bf16_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
         if isinstance(part, nn.Linear):
             part.bfloat16()
     return encoder
+
+
+def pack_output(weight: Tensor, bias: Tensor | None, precision: str) -> Product:
+    """The product with the embedding matrix [V, hidden] of an output layer over the vocabulary, for inference in
+    "fp32", "bf16" or "int8": its results are logits."""
+    is_fp32 = precision == "fp32" or (weight.device.type == "cpu" and not cpu_supports_bf16())
+    dtype = torch.float32 if is_fp32 else torch.bfloat16
+    if weight.device.type != "cpu" or (is_fp32 and _prefer_mkl()):
+        weight, bias = weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype)
+        return lambda x: F.linear(x.to(dtype), weight, bias)
+    with meta_device_init():
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    linear.bias = nn.Parameter(weight.new_zeros(len(weight)) if bias is None else bias.detach(), requires_grad=False)
+    multiply = (_int8 if precision == "int8" else _onednn)(linear, None, False, dtype)
+    return lambda x: multiply(x.to(dtype))
 
 
 def to_int8_inference(encoder: Encoder) -> InferenceEncoder:

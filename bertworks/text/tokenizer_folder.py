@@ -2,7 +2,7 @@
 
 - tokenizer.json, as it is
 - vocab.txt: WordPiece
-- vocab.json and merges.txt: byte-level BPE
+- vocab.json and merges.txt: byte-level BPE, or GPT's BPE of lower-cased words
 - spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018), unigram or BPE
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers.normalizers import BertNormalizer
 
 from bertworks.errors import BertworksError, quoted, require
 from bertworks.io.atomic_write import parse_json, read_small
@@ -284,23 +285,20 @@ def _style_of(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], style: str) -> tokenizers.Tokenizer:
-    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without."""
-    if style and style not in _BYTE_LEVEL:
+    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without. Or
+    GPT's."""
+    if style and style not in (*_BYTE_LEVEL, "openaigpt"):
         pipeline.refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
+    if style == "openaigpt":
+        return _from_word_merges(path, ids, names)
     is_good = "Ġ" in ids and all(type(number) is int and not token.endswith("</w>") for token, number in ids.items())
     require(is_good, "not the vocabulary of a byte-level BPE", path, "use its tokenizer.json")
     require(sorted(ids.values()) == list(range(len(ids))), f"ids of the vocabulary are not 0..{len(ids) - 1}", path)
     tokens = pipeline.spell_special_tokens(names, ids)
     has_template = _BYTE_LEVEL.get(style, {"<s>", "</s>"} <= ids.keys())
     require(not has_template or {"cls_token", "sep_token"} <= tokens.keys(), "the vocabulary lacks <s> or </s>", path)
-    path = path.with_name("merges.txt")
-    merges = []
-    for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if line and not line.startswith("#version"):
-            first, _, second = line.partition(" ")
-            require(line.count(" ") == 1, "not two pieces with one space between them", f"{path}:{number}")
-            merges.append((first, second))
+    merges = _read_merges(path.with_name("merges.txt"))
     library = tokenizers.Tokenizer(models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     add_prefix_space = config.get("add_prefix_space") is True
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
@@ -311,6 +309,33 @@ def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], styl
     else:
         library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, tokens)
     return library
+
+
+def _from_word_merges(path: Path, ids: dict[str, Any], names: dict[str, str]) -> tokenizers.Tokenizer:
+    """BPE of lower-cased words that end with </w> (Radford et al. 2018; Sennrich et al. 2016)."""
+    is_good = any(token.endswith("</w>") for token in ids) and all(type(number) is int for number in ids.values())
+    require(is_good, "not the vocabulary of a BPE with </w>", path, "use its tokenizer.json")
+    require(sorted(ids.values()) == list(range(len(ids))), f"ids of the vocabulary are not 0..{len(ids) - 1}", path)
+    unknown = pipeline.spell_special_tokens(names, ids).get("unk_token")
+    require(unknown is not None, "the vocabulary lacks <unk>", path)
+    merges = _read_merges(path.with_name("merges.txt"))
+    model = models.BPE(ids, merges, unk_token=unknown, continuing_subword_prefix="", end_of_word_suffix="</w>")
+    library = tokenizers.Tokenizer(model)
+    library.normalizer, library.pre_tokenizer = BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.BPEDecoder(suffix="</w>")
+    library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, {})
+    return library
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    """The pairs of pieces of a merges.txt, in order."""
+    merges = []
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
+        if line and not line.startswith("#version"):
+            first, _, second = line.partition(" ")
+            require(line.count(" ") == 1, "not two pieces with one space between them", f"{path}:{number}")
+            merges.append((first, second))
+    return merges
 
 
 def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], names: dict[str, str]) -> None:

@@ -38,6 +38,7 @@ class Family:
     unused_positions: rows of the position table before the first position.
     always_projects: files have a projection of the embeddings even where its two widths are equal.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
+    activations: names of activation functions in these files: ours.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
     required: settings that change what is computed, and the only value that is supported.
@@ -58,6 +59,7 @@ class Family:
     unused_positions: int = 0
     always_projects: bool = False
     settings: Mapping[str, str]
+    activations: Mapping[str, str] = field(default_factory=lambda: GELUS)
     default: EncoderConfig
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
@@ -78,4 +80,5 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
-FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "albert", "gpt2")}
+_NAMES = ("bert", "roberta", "distilbert", "albert", "openai-gpt", "gpt2")
+FAMILIES = {name: _read_family(name) for name in _NAMES}

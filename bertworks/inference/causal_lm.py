@@ -1,0 +1,187 @@
+"""Networks that read from left to right: an open one with its output layer; sentences -> log-likelihoods.
+
+- `CausalModel`: texts -> tokens, hidden states, logits, in a precision
+- `log_likelihoods`: the probability of every token given those before it, in one pass
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Literal, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertworks.batching.batch import Batch
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, Target
+from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.storage import read_json
+from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, precision_for, prepared_encoder
+from bertworks.io.processes import chunk_by_size
+from bertworks.models.cache import KeyValueCache
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder, LMHead
+from bertworks.models.layout import Layout
+from bertworks.models.packed_linear import pack_output, to_int8_inference
+from bertworks.training.device import PrecisionOption
+
+AT_ONCE = 64  # sentences that are tokenized together
+
+# Each token given those before it; or given all others, when it alone is masked.
+Measure = Literal["log_likelihood", "pseudo_log_likelihood"]
+
+
+class Score(TypedDict):
+    """The score of a sentence. Natural logarithms."""
+
+    text: str
+    score: float  # the sum of `log_probabilities`, at most 0
+    tokens: list[str]
+    log_probabilities: list[float]  # of each token
+    measure: Measure
+
+
+class CausalModel:
+    """An open network that reads from left to right, with its output layer, in a precision.
+
+    Raises:
+        BertworksError: it reads in both directions, it is an exported one, or the weights lack the head.
+    """
+
+    def __init__(self, source: LazyModel, precision: PrecisionOption = "auto"):
+        self.tokenizer, self.config, self.where = source.tokenizer, source.config, str(source)
+        if self.config.direction != "left_to_right":
+            what = "this model reads in both directions: it cannot continue texts"
+            mask = self.tokenizer.special_tokens.get("mask_token", "a mask")
+            hint = f'bertworks fill {quoted(source.folder)} "a text with {mask}"'
+            raise BertworksError(what, where=self.where, hint=hint)
+        if source.exported:
+            hint = "load the model that it was exported from"
+            raise BertworksError("an exported model cannot continue texts", where=self.where, hint=hint)
+        has_head = "lm_head" in component_names(source.state) or self.config.lm_head != "plain"
+        network = source.network(_Network, "encoder", *(["lm_head"] if has_head else []))
+        self.precision = precision_for(network.encoder, precision)
+        self.encoder = (
+            to_int8_inference(network.encoder)  # also for few tokens, which a pass with a cache has
+            if self.precision == "int8"
+            else prepared_encoder(network.encoder, self.precision)[0]
+        )
+        self._transform = network.lm_head.transform
+        self._output = pack_output(network.encoder.embeddings.token.weight, network.lm_head.bias, self.precision)
+        self.device = network.encoder.embeddings.token.weight.device
+        self.end_ids = _end_ids(source)
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens that the network reads."""
+        return self.config.max_position_embeddings
+
+    def states(
+        self, ids: Tensor, layout: Layout, rows: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """The last hidden states; see `Encoder.forward`."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            states: list[Tensor] = self.encoder(ids, layout, None, rows, cache=cache)
+        return states[-1]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[M, hidden] -> [M, vocabulary]. The network may have more tokens than the tokenizer."""
+        return self._output(self._transform(states.float()))
+
+    def prompt(self, text: str, number: int) -> list[int]:
+        """The tokens of a text, with those of the template in front of it.
+
+        Raises:
+            UsageError: it is not a string.
+            BertworksError: it has no tokens, or the network cannot read it and one more token.
+        """
+        if not isinstance(text, str):
+            raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
+        ids = self.tokenizer.encode(text).ids
+        ids = ids[: len(ids) - len(self.tokenizer.template.suffix)]
+        if not ids:
+            raise BertworksError(f"text {number} has no tokens: {text[:60]!r}", hint="begin it with a word")
+        if len(ids) >= self.longest:
+            what = f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with those that it adds"
+            raise BertworksError(what, where=self.where, hint="shorten the text")
+        return ids
+
+
+class _Network(nn.Module):
+    """An encoder and its head over the vocabulary."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.encoder, self.lm_head = Encoder(c), LMHead(c)
+
+
+def _end_ids(source: LazyModel) -> list[int]:
+    """The tokens that end a text: by config.json, else by tokenizer_config.json; [] if neither names one."""
+    given = source.settings.get("eos_token_id")
+    path = source.within / "tokenizer_config.json"
+    if given is None and path.exists():
+        token = read_json(path).get("eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        given = source.tokenizer.tokens.index(token) if token in source.tokenizer.tokens else None
+    given = [] if given is None else given if isinstance(given, list) else [given]
+    return [number for number in given if type(number) is int and 0 <= number < source.tokenizer.vocab_size]
+
+
+def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Score]:
+    """The log-likelihood of each sentence, in order: the log-probability of every token given those before it, in one
+    pass.
+
+    The first token is predicted from the special tokens of the template, or from the end token, which stands between
+    the texts of a training. Without either it is not predicted, and `tokens` begins with the second. Special tokens in
+    a sentence are ordinary text. A sentence that is longer than the network reads is computed in windows: each token is
+    predicted from half of the maximum number of tokens or more.
+
+    Raises:
+        BertworksError: a sentence without a token that can be predicted.
+    """
+    t = model.tokenizer
+    start, number = list(t.template.prefix) or model.end_ids[:1], 0
+    first = len(start) or 1
+    for texts in chunk_by_size(sentences, AT_ONCE, lambda _: 1):
+        sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]
+        for text, ids in zip(texts, sequences, strict=True):
+            number += 1
+            if len(ids) <= first:
+                hint = None if start else "give a longer one: this model cannot predict the first token"
+                what = f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}"
+                raise BertworksError(what, hint=hint)
+        windows = [list(_windows(ids, first, model.longest)) for ids in sequences]
+        units = [[window] for of_text in windows for window in of_text]
+        compute = partial(_label_log_probabilities, model)
+        results = iter(compute_each(model.encoder, compute, units, (), model.precision))
+        for text, ids, of_text in zip(texts, sequences, windows, strict=True):
+            values = np.concatenate([next(results) for _ in of_text]).astype(np.float64)
+            yield Score(
+                text=text, score=float(values.sum()), tokens=[t.tokens[n] for n in ids[first:]],
+                log_probabilities=values.tolist(), measure="log_likelihood",
+            )  # fmt: skip
+
+
+def _windows(ids: Ids, first: int, longest: int) -> Iterator[Example]:
+    """Sequences of up to `longest` tokens that predict the tokens from `first` on, each of them once."""
+    begin = 0
+    while first < len(ids):
+        end = min(len(ids) - 1, begin + longest)
+        labels = np.arange(first, end + 1)
+        tokens = ids[begin:end]
+        target = Target(labels - 1 - begin, ids[labels])
+        yield Example(tokens, np.zeros_like(tokens), {"next_token": target})
+        first, begin = end + 1, end - longest // 2
+
+
+def _label_log_probabilities(model: CausalModel, batch: Batch) -> Tensor:
+    """float32 [M]: of the labels of a batch. Logits are computed some rows at a time."""
+    states = model.states(batch.input_ids, batch.layout, batch.target.positions)
+    size = max(1, MAX_SCORES // model.config.vocab_size)
+    results = []
+    for rows, labels in zip(states.split(size), batch.target.labels.split(size), strict=True):
+        logits = model.logits(rows).float()
+        results.append(logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(-1))
+    return torch.cat(results)

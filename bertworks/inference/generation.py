@@ -1,0 +1,318 @@
+"""Prompts -> continuations, by a network that reads from left to right.
+
+- `TextGenerator`, `generate`: greedy or sampled, in batches, with a cache of keys and values
+- `next_token_probabilities`: logits -> what is sampled from
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertworks.errors import UsageError, listed, several
+from bertworks.inference.causal_lm import CausalModel
+from bertworks.inference.engine import LazyModel, open_model
+from bertworks.io.processes import chunk_by_size
+from bertworks.models.cache import KeyValueCache
+from bertworks.models.layout import Layout
+from bertworks.training.device import THREADS, PrecisionOption
+
+AT_ONCE = 64  # texts that are read, sorted by length and continued together
+CACHE_BYTES = 1 << 30  # of keys and values of a batch
+_LIKELY = 1024  # tokens that are sorted first for top_p: they nearly always suffice
+_AROUND_STOP = 8  # tokens before a stop string that are decoded with it: a decoder may change the first of them
+_KEPT = 0.75  # fraction of unfinished texts below which the finished ones leave the cache
+
+FinishReason = Literal["end_token", "stop", "max_tokens", "context"]
+
+
+class Generation(TypedDict):
+    """A text and its continuation."""
+
+    text: str  # the prompt
+    continuation: str  # without the end token, and without the stop string and what follows it
+    ids: list[int]  # all tokens that were generated, without the end token
+    # The end token; a stop string; max_tokens; or the text is as long as the network can read.
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How the next token is chosen.
+
+    Args:
+        max_tokens: of a continuation.
+        temperature: 0: the most probable token. Else logits are divided by it.
+        top_k: sample among the k most probable tokens; None: among all.
+        top_p: sample among the most probable tokens that have this probability together (Holtzman et al. 2020, section
+            3.1), after `top_k`; None: among all.
+        seed: of the random numbers.
+        stop: strings at which a continuation ends.
+
+    Raises:
+        UsageError: a value outside its range; `top_k` or `top_p` at temperature 0, where they change nothing.
+    """
+
+    max_tokens: int = 50
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rules = [
+            (self.max_tokens >= 1, "max_tokens is {max_tokens}: expected 1 or more"),
+            (0 <= self.temperature < float("inf"), "temperature is {temperature}: expected a number from 0"),
+            (self.top_k is None or self.top_k >= 1, "top_k is {top_k}: expected 1 or more"),
+            (self.top_p is None or 0 < self.top_p <= 1, "top_p is {top_p}: expected a number above 0, up to 1"),
+            (self.seed >= 0, "seed is {seed}: expected a whole number from 0"),
+            (all(self.stop), "a stop string is empty"),
+        ]
+        for holds, message in rules:
+            if not holds:
+                raise UsageError(message.format_map(vars(self)))
+        if self.temperature == 0 and (self.top_k, self.top_p) != (None, None):
+            what = "top_k and top_p change nothing at temperature 0, which takes the most probable token"
+            raise UsageError(what, hint="add --temperature 1, or leave them out")
+
+
+def next_token_probabilities(
+    logits: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """float [B, V] -> float64 [B, n], which sum to 1, and int64 [B, n]: the tokens, the most probable first. None: all
+    tokens in order. Temperature, top_k and top_p are applied in this order, each to the probabilities that remain."""
+    size = logits.shape[1]
+    scores = (logits.float() - logits.float().amax(-1, keepdim=True)) / temperature
+    if top_k is None and top_p is None:
+        return scores.double().softmax(-1), None
+    values, tokens = scores.topk(min(top_k or _LIKELY, size))
+    p = values.double().softmax(-1)
+    if top_k is None:
+        p = (values.double() - scores.double().logsumexp(-1, keepdim=True)).exp()
+        if len(p[0]) < size and bool((p.sum(-1) < (top_p or 1)).any()):
+            values, tokens = scores.sort(descending=True)
+            p = values.double().softmax(-1)
+    if top_p is not None:
+        before = p.cumsum(-1) - p
+        p = torch.where(before < top_p, p, 0.0)
+    return p / p.sum(-1, keepdim=True), tokens
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """[B, V] -> int64 [B]: the first of the largest. On a CPU numpy takes a tenth of the time of torch."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.float().numpy().argmax(-1))
+
+
+def sampled(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """float64 [B, n], and float64 [B] from 0 to below 1 -> int64 [B]: the columns in which the sums of the
+    probabilities pass these numbers."""
+    sums = probabilities.cumsum(-1)
+    total = sums[:, -1:]
+    below = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(sums, below, right=True)[:, 0]
+
+
+def random_numbers(seed: int, prompt: Sequence[int], copy: int, count: int) -> NDArray[np.float64]:
+    """float64 [count] from 0 to below 1. They depend on the seed, the prompt and the number of earlier copies of it
+    alone: not on the other texts of a batch."""
+    key = hashlib.sha256(f"{seed} {copy} {','.join(map(str, prompt))}".encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little"))).random(count)
+
+
+@dataclass
+class _Continuation:
+    """A text in progress."""
+
+    text: str
+    prompt: list[int]
+    copy: int  # earlier copies of the same prompt
+    limit: int  # tokens
+    ids: list[int]
+    reason: FinishReason = "max_tokens"
+
+
+class TextGenerator:
+    """A loaded network that continues texts. The model is a folder, a name, or an open model, which stays on its
+    device.
+
+    Args:
+        precision: see `Embedder`.
+
+    Raises:
+        BertworksError: no such model; one that reads in both directions, or an exported one.
+    """
+
+    def __init__(self, model: str | Path | LazyModel, device: str = "auto", precision: PrecisionOption = "auto"):
+        self.model = CausalModel(open_model(model, device), precision)
+
+    def __call__(self, texts: Iterable[str], options: SamplingOptions = SamplingOptions()) -> Iterator[Generation]:
+        """The continuation of each text, in order. Texts are computed in batches of similar length.
+
+        Raises:
+            UsageError: a text that is not a string.
+            BertworksError: a text without tokens, or one that fills all positions of the network.
+        """
+        copies: Counter[bytes] = Counter()
+        number = 0
+        for chunk in chunk_by_size(texts, AT_ONCE, lambda _: 1):
+            group = []
+            for text in chunk:
+                number += 1
+                prompt = self.model.prompt(text, number)
+                digest = hashlib.sha256(np.array(prompt, np.int32).tobytes()).digest()
+                limit = min(options.max_tokens, self.model.longest - len(prompt))
+                group.append(_Continuation(text, prompt, copies[digest], limit, []))
+                copies[digest] += 1
+            for batch in self._batches(group, options):
+                self._continue(batch, options)
+            for one in group:
+                yield self._finished(one, options)
+
+    def _batches(self, group: list[_Continuation], options: SamplingOptions) -> Iterator[list[_Continuation]]:
+        """Of similar lengths, with caches of up to CACHE_BYTES."""
+        c = self.model.config
+        room = CACHE_BYTES // (c.num_hidden_layers * 2 * c.hidden_size * 4)
+        batch: list[_Continuation] = []
+        for one in sorted(group, key=lambda one: -len(one.prompt)):
+            longest = len(batch[0].prompt) + batch[0].limit if batch else 0
+            if batch and (len(batch) + 1) * max(longest, len(one.prompt) + one.limit) > room:
+                yield batch
+                batch = []
+            batch.append(one)
+        if batch:
+            yield batch
+
+    def _continue(self, batch: list[_Continuation], options: SamplingOptions) -> None:
+        """Fill `ids` and `reason` of the texts of a batch."""
+        THREADS.adapt()
+        model, device = self.model, self.model.device
+        most = max(one.limit for one in batch)
+        layout = Layout.of([len(one.prompt) for one in batch], device)
+        cache = KeyValueCache(model.config.num_hidden_layers, layout, most - 1)
+        choose = self._chooser(batch, options, most)
+        ends = torch.tensor(model.end_ids, dtype=torch.int64, device=device)
+        limits = torch.tensor([one.limit for one in batch], device=device)
+        tokens = torch.zeros(len(batch), most, dtype=torch.int64, device=device)
+        counts = torch.zeros(len(batch), dtype=torch.int64, device=device)  # of finished texts
+        rows = torch.arange(len(batch), device=device)  # of the batch, that are in the cache
+        live = torch.ones_like(rows, dtype=torch.bool)
+        ids = torch.tensor([number for one in batch for number in one.prompt], device=device)
+        with torch.no_grad():
+            states = model.states(ids, layout, layout.last.long(), cache)
+            for step in range(most):
+                chosen = choose(model.logits(states)[:, : model.tokenizer.vocab_size], rows, step)
+                tokens[rows, step] = chosen
+                done = torch.isin(chosen, ends) | (limits[rows] == step + 1)
+                if options.stop:
+                    done |= self._has_stop(tokens, rows, live, step + 1, options.stop)
+                counts[rows[live & done]] = step + 1
+                live = live & ~done
+                unfinished = int(live.sum())
+                if unfinished == 0:
+                    break
+                # A finished text is computed on until it leaves the cache: it must not run out of positions.
+                if unfinished < _KEPT * len(rows) or cache.num_columns == model.longest:
+                    kept = live.nonzero()[:, 0]
+                    cache.keep(kept)
+                    rows, chosen, live = rows[kept], chosen[kept], live[kept]
+                states = model.states(chosen, cache.next_layout(), cache=cache)
+        for one, made, count in zip(batch, tokens.tolist(), counts.tolist(), strict=True):
+            one.ids = made[:count]
+            if one.ids[-1] in model.end_ids:
+                one.ids, one.reason = one.ids[:-1], "end_token"
+            elif count == one.limit < options.max_tokens:
+                one.reason = "context"
+
+    def _chooser(
+        self, batch: list[_Continuation], options: SamplingOptions, most: int
+    ) -> Callable[[Tensor, Tensor, int], Tensor]:
+        """A function of logits [B', V], rows of the batch int64 [B'] and the step -> int64 [B']: the next tokens."""
+        if options.temperature == 0:
+            return lambda logits, rows, step: _largest(logits)
+        numbers = [random_numbers(options.seed, one.prompt, one.copy, most) for one in batch]
+        uniform = torch.from_numpy(np.stack(numbers)).to(self.model.device)
+
+        def choose(logits: Tensor, rows: Tensor, step: int) -> Tensor:
+            p, tokens = next_token_probabilities(logits, options.temperature, options.top_k, options.top_p)
+            columns = sampled(p, uniform[rows, step])
+            return columns if tokens is None else tokens.gather(1, columns[:, None])[:, 0]
+
+        return choose
+
+    def _has_stop(self, tokens: Tensor, rows: Tensor, live: Tensor, count: int, stop: Sequence[str]) -> Tensor:
+        """bool [B']: whether the last of `count` tokens completes a stop string. Every token but a special one has a
+        byte or more, so the last tokens are enough."""
+        longest = max(len(text.encode("utf-8", "replace")) for text in stop) + _AROUND_STOP
+        begins = max(0, count - longest), 0  # the whole is decoded only if its end has a stop string
+        made = tokens[rows, :count].tolist()
+        has_stop = [
+            alive and all(any(end in self._decoded(ids[begin:]) for end in stop) for begin in begins)
+            for ids, alive in zip(made, live.tolist(), strict=True)
+        ]
+        return torch.tensor(has_stop, device=tokens.device)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self.model.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _finished(self, one: _Continuation, options: SamplingOptions) -> Generation:
+        """The result for a text. Decoders may change the first token of a text (a space before it), so that the
+        continuation is the end of the whole text."""
+        before, whole = self._decoded(one.prompt), self._decoded([*one.prompt, *one.ids])
+        continuation = whole.removeprefix(before) if whole.startswith(before) else self._decoded(one.ids)
+        places = [place for text in options.stop if (place := continuation.find(text)) >= 0]
+        if places:
+            continuation, one.reason = continuation[: min(places)], "stop"
+        return Generation(text=one.text, continuation=continuation, ids=one.ids, finish_reason=one.reason)
+
+
+def generate(
+    model: str | Path | LazyModel,
+    texts: Iterable[str],
+    *,
+    max_tokens: int = 50,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    stop: Iterable[str] = (),
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
+) -> Iterator[Generation]:
+    """The continuation of each text by a model that reads from left to right (GPT-2), in order.
+
+    A continuation ends at the model's end token, at a stop string, after `max_tokens`, or where the text has as many
+    tokens as the model reads: `finish_reason` says which. At temperature 0 each token is the most probable one. Else
+    tokens are drawn, with random numbers that depend on the seed and the text alone, not on the other texts; equal
+    texts get different ones. In bf16 the last digits of logits depend on the batch, and rarely so does a token.
+
+    Args:
+        model: a folder or a name; or an open model, which stays on its device.
+        max_tokens: of a continuation.
+        temperature: 0: no sampling; 1: the probabilities of the model.
+        top_k: sample among the k most probable tokens.
+        top_p: sample among the most probable tokens that have this probability together, after `top_k` (Holtzman et al.
+            2020, section 3.1).
+        stop: strings at which a continuation ends; they are not part of it.
+        precision: see `Embedder`.
+
+    Raises:
+        UsageError: one text and no list; an option outside its range.
+        BertworksError: no such model, or one that reads in both directions; a text without tokens, or with as many as
+            the model reads.
+    """
+    texts = several(texts, "generate(model, [text])")
+    options = SamplingOptions(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        stop=tuple(listed(stop, "give a list of strings", "stop string")),
+    )  # fmt: skip
+    yield from TextGenerator(model, device, precision)(texts, options)
