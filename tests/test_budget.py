@@ -321,7 +321,7 @@ def test_a_budget_that_teaches_nothing_is_called_that(
     events = list(pretrain(**command, output=tmp_path / "a"))
     (note,) = [event.text for event in events if "steps are too few" in event.text]
     assert "Use --budget 56m, for 1,400 steps" in note
-    assert "leave out --recipe" in note
+    assert "; or --recipe bert: a smaller model is then chosen" in note
     assert "steps are too few" in str(estimate(**{n: v for n, v in command.items() if n != "workers"}))
     enough = command | {"budget": "56m"}
     figures = estimate(**{n: v for n, v in enough.items() if n != "workers"})

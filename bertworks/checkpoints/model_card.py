@@ -71,11 +71,14 @@ def pretraining_card(
         mask_token: None: the model has none, and continues texts.
         counts: `parameters` of the network and its heads; `steps` and `tokens` of the training.
     """
-    prompt = "The capital of France is"
+    start = "The capital of France is"
+    prompt = f"{start} {mask_token}." if mask_token else start
+    command = f'bertworks fill . "{prompt}"' if mask_token else f'bertworks generate . "{prompt}"'
     values: dict[str, object] = {
         "verb": "fill" if mask_token else "generate",
         "pipeline": "fill-mask" if mask_token else "text-generation",
-        "prompt": f"{prompt} {mask_token}." if mask_token else prompt,
+        "command": command,
+        "prompt": prompt,
         "name": " ".join(name.split()),
         "c": config,
         "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",

@@ -68,8 +68,7 @@ def generate(
 
     Examples:
         bertworks generate MODEL "The old house" --max-tokens 50
-        bertworks generate MODEL "The old house" --temperature 0.8 --top-p 0.95 --seed 1
-        bertworks generate MODEL prompts.txt --json > continuations.jsonl
+        bertworks generate MODEL "The old house" --temperature 0.8 --seed 1
     """
     results = bw.generate(
         model, _prompts(texts, text or ()), max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,

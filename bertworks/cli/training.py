@@ -44,7 +44,7 @@ def vocab(
 
     Examples:
         bertworks vocab corpus.txt -o TOKENIZER --size 8000
-        bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe --cased --special-tokens roberta
+        bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe --cased
     """
     from bertworks.runs.prepare import make_vocabulary, read_text
 

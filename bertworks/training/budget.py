@@ -6,7 +6,6 @@
 """
 
 import math
-import re
 import tomllib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -120,7 +119,8 @@ def choose_recipe(
     chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
-    name = re.split("-base|-small|,", family.title, flags=re.IGNORECASE)[0] if family else "BERT"
+    name, _, size = (family.title if family else "BERT-Base").partition(",")[0].rpartition("-")
+    name += f"-{size}" if size.lower() not in ("base", "small") else ""
     sampling = replace(family.sampling, copies=1) if family else SamplingConfig()
     if max(1, chosen.type_vocab_size) < FORMATS[sampling.format].segments:
         sampling = replace(sampling, format="full_sentences")
