@@ -5,7 +5,7 @@
 """
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ LIMITS = {  # beyond these a configuration is a mistake or an attack, not a mode
 }
 _MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
 
-Head = Literal["pooler", "lm_head", "next_sentence"]
+Head = Literal["pooler", "lm_head", "next_sentence", "replaced_token"]
 PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
 
 
@@ -130,6 +130,14 @@ class EncoderConfig:
         """Blocks with parameters of their own."""
         return self.num_hidden_groups or self.num_hidden_layers
 
+    def generator(self, fraction: float) -> "EncoderConfig":
+        """The network that replaces tokens for this one (Clark et al. 2020, section 3.2): as many layers, a fraction of
+        the hidden size, heads of 64 dimensions, embeddings of the same width."""
+        hidden = max(1, round(self.hidden_size * fraction))
+        heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)
+        sizes = {"hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": 4 * hidden}
+        return replace(self, **sizes, embedding_size=self.embedding_width)
+
     def num_parameters(self, *heads: Head) -> int:
         """Parameters of the encoder and of the heads that are named. Shared and tied ones count once."""
         hidden, width, inner = self.hidden_size, self.embedding_width, self.ffn_size
@@ -144,6 +152,7 @@ class EncoderConfig:
         if "lm_head" in heads:
             count += (hidden * width + 3 * width) * (self.lm_head == "transform")
             count += self.vocab_size if self.lm_head != "plain" else 0
+        count += (hidden + 1) * (hidden + 1) if "replaced_token" in heads else 0
         return count + (2 * hidden + 2 if "next_sentence" in heads else 0)
 
     def flops_per_token(self, sequence_length: int, predictions: float, finished: float = 1.0) -> float:

@@ -2,7 +2,7 @@
 
 Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the first axis. "#" is
 the number of a layer. "*" is weight, or bias, which has only the first axis. Sizes: V vocabulary, P positions, T token
-types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier.
+types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C the input of the classifier, 1 one.
 """
 
 import tomllib
@@ -75,4 +75,4 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
-FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "gpt2")}
+FAMILIES = {name: _read_family(name) for name in ("bert", "roberta", "distilbert", "electra", "gpt2")}
