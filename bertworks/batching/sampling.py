@@ -297,10 +297,13 @@ class Example(NamedTuple):
 
 
 class Masker:
-    """starts_word: bool [vocab_size], which tokens begin a word."""
+    """starts_word: bool [vocab_size], which tokens begin a word.
+    replaces: whether there is a target "replaced_token": at the masked positions uniform numbers, float32 from 0 to
+        below 1, by which a generator draws tokens.
+    """
 
-    def __init__(self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_]):
-        self.config, self.mask_id, self.starts_word = c, mask_id, starts_word
+    def __init__(self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_], replaces: bool = False):
+        self.config, self.mask_id, self.starts_word, self.replaces = c, mask_id, starts_word, replaces
         self.span_edges = np.cumsum(c.spans) / sum(c.spans)
 
     def budget(self, length: int) -> int:
@@ -314,8 +317,10 @@ class Masker:
         other = positions[(draws >= self.config.mask) & (draws < self.config.mask + self.config.random)]
         # From the whole vocabulary, special tokens too, as the original does.
         input_ids[other] = generator.integers(len(self.starts_word), size=len(other))
-        masked_lm = Target(positions, s.input_ids[positions])
-        return Example(input_ids, s.token_type_ids, {"masked_lm": masked_lm, **s.targets})
+        targets = {"masked_lm": Target(positions, s.input_ids[positions]), **s.targets}
+        if self.replaces:
+            targets["replaced_token"] = Target(positions, generator.random(len(positions), np.float32))
+        return Example(input_ids, s.token_type_ids, targets)
 
     def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
         return np.sort(generator.permutation(np.flatnonzero(~s.special))[: self.budget(len(s.input_ids))])
@@ -341,12 +346,12 @@ class Masker:
         return np.flatnonzero(closed & ~s.special)
 
 
-def make_masker(tokenizer: Tokenizer, config: MaskingConfig) -> Masker:
-    """The masking policy over a tokenizer's ids.
+def make_masker(tokenizer: Tokenizer, config: MaskingConfig, replaces: bool = False) -> Masker:
+    """The masking policy over a tokenizer's ids. replaces: see `Masker`.
 
     Raises:
         BertworksError: the tokenizer has no mask token.
     """
     if tokenizer.mask_id < 0:
         raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
-    return Masker(config, tokenizer.mask_id, tokenizer.starts_word)
+    return Masker(config, tokenizer.mask_id, tokenizer.starts_word, replaces)

@@ -140,12 +140,16 @@ def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]
     return sorted(name for short, name in bare.items() if _is_buffer(short, f) or f.tied.get(short) in bare)
 
 
-def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
+def check_representable(config: EncoderConfig, pad_token_id: int, heads: Collection[str] = ()) -> None:
     """Raises BertworksError for a network that the files of its family cannot describe, which transformers would read
-    as another one. pad_token_id: of its tokenizer; RoBERTa counts positions from it."""
+    as another one. pad_token_id: of its tokenizer; RoBERTa counts positions from it. heads: of pre-training."""
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
+    if (given := " ".join(sorted({*heads} - {"pooler"}))) not in family.pretraining:
+        others = ", ".join(name for name, other in FAMILIES.items() if given in other.pretraining)
+        what = f"files of {config.family} cannot hold a model with {given.replace(' ', ' and ')}"
+        raise BertworksError(what, hint=f"choose a family that can: {others}" if others else "leave an objective out")
     for name, value in vars(family.default).items():
         if name not in family.settings.values() and getattr(config, name) != value:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
@@ -275,8 +279,8 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     family, hidden = FAMILIES[config.family], config.hidden_size
     sizes = {
         "V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size,
-        "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "1": 1, "2": 2, "L": _ANY, "A": _ANY,
-        "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
+        "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "1": 1, "2": 2,
+        "L": _ANY, "A": _ANY, "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
     }  # fmt: skip
     for kind, of_class in family.by_class.items():
         if all(name.replace("*", "weight") in names for _, *theirs in of_class.values() for name in theirs):

@@ -8,7 +8,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig, Head
 
 
 def fill_template(template: Path, **values: object) -> str:
@@ -57,6 +57,7 @@ def pretraining_card(
     corpus: Mapping[str, object],
     held_out: Mapping[str, float],
     versions: Mapping[str, str],
+    heads: Sequence[Head] = PRETRAINING_HEADS,
     **counts: int,
 ) -> str:
     """The card of a pre-trained model.
@@ -67,15 +68,17 @@ def pretraining_card(
         corpus: names and counts, such as {"documents": 8000, "sha256": "..."}.
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
+        heads: that the model has.
         counts: `steps` and `tokens` of the training.
     """
     values: dict[str, object] = {
         "name": " ".join(name.split()),
         "c": config,
-        "millions": config.num_parameters(*PRETRAINING_HEADS) / 1e6,
+        "millions": config.num_parameters(*heads) / 1e6,
         "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",
         "corpus": render_table(("Corpus", ""), corpus),
         "recipe": render_code("toml", recipe),
         "software": render_table(("Package", ""), versions),
     }
-    return fill_template(Path(__file__).with_name("pretrained.md"), **values, **counts)
+    template = "discriminator.md" if "replaced_token" in heads else "pretrained.md"
+    return fill_template(Path(__file__).with_name(template), **values, **counts)

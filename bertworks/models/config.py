@@ -135,15 +135,21 @@ class EncoderConfig:
         the hidden size, heads of 64 dimensions, embeddings of the same width."""
         hidden = max(1, round(self.hidden_size * fraction))
         heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)
-        sizes = {"hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": 4 * hidden}
-        return replace(self, **sizes, embedding_size=self.embedding_width)
+        return replace(
+            self, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden,
+            embedding_size=self.embedding_width,
+        )  # fmt: skip
+
+    @property
+    def num_table_parameters(self) -> int:
+        """Parameters of the embeddings of tokens, positions and token types."""
+        positions = self.max_position_embeddings if self.position_embedding_type == "learned" else 0
+        return (self.vocab_size + self.type_vocab_size + positions) * self.embedding_width
 
     def num_parameters(self, *heads: Head) -> int:
         """Parameters of the encoder and of the heads that are named. Shared and tied ones count once."""
         hidden, width, inner = self.hidden_size, self.embedding_width, self.ffn_size
-        rows = self.vocab_size + self.type_vocab_size
-        rows += self.max_position_embeddings if self.position_embedding_type == "learned" else 0
-        count = (rows + 2 * self.embedding_norm) * width
+        count = self.num_table_parameters + 2 * self.embedding_norm * width
         count += (width + 1) * hidden if width != hidden else 0
         count += self.num_groups * (4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner)
         count += 2 * hidden if self.norm_first else 0

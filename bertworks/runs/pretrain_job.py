@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.features import shortened
@@ -34,7 +34,7 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures
+from bertworks.training.objectives import OBJECTIVES, SHARED, PretrainingModel, TrainableModel, figures, heads_of
 from bertworks.training.recipe import Recipe
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
@@ -43,6 +43,7 @@ MIN_SECTIONS = 40
 HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
+GENERATOR = "generator."  # how names of its parameters begin; its folder in that of the model
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
@@ -94,7 +95,8 @@ def phase_batches(
             with sealing(path, key) as temporary:
                 write_npy(temporary, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
-        stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed)
+        masker = make_masker(tokenizer, recipe.masking, "replaced_token" in recipe.weights)
+        stream = ExampleStream(sampler, masker, seed)
         of_phase.append(Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size))
 
     def batches(step: int) -> list[Batch]:
@@ -105,14 +107,15 @@ def phase_batches(
 
 
 def held_out_batches(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int
-) -> list[Batch]:
+    store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int,
+    replaces: bool = False,
+) -> list[Batch]:  # fmt: skip
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
-    different runs on the same text and vocabulary compare."""
+    different runs on the same text and vocabulary compare. replaces: with fixed numbers for a generator."""
     config = SamplingConfig(format=format)
     sampler = make_sampler(store, config, sequence_length, tokenizer.template, MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    stream = ExampleStream(sampler, make_masker(tokenizer, MaskingConfig(dynamic=False)), MASKS_SEED)
+    stream = ExampleStream(sampler, make_masker(tokenizer, MaskingConfig(dynamic=False), replaces), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + AT_ONCE]) for i in range(0, len(examples), AT_ONCE)]
 
@@ -144,6 +147,16 @@ def most_frequent_token(
     return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
 
 
+def _initial_state(folder: Path, model: PretrainingModel) -> dict[str, Tensor]:
+    """The parameters of a model to continue from; with those of the generator next to it, if it fits."""
+    state = load_model(folder, needs={"encoder"}).state
+    if model.generator is not None and (folder / GENERATOR[:-1]).is_dir():
+        config, own, _ = load_model(folder / GENERATOR[:-1], needs={"encoder", "lm_head"})
+        if config.hidden_size == model.generator.encoder.config.hidden_size:
+            state |= {GENERATOR + name: value for name, value in own.items()}
+    return state
+
+
 class PretrainJob:
     """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
@@ -171,8 +184,11 @@ class PretrainJob:
         self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
     def blank(self) -> PretrainingModel:
-        checkpointing = self.recipe.train.gradient_checkpointing
-        model = PretrainingModel(self.recipe.encoder, self.recipe.weights, gradient_checkpointing=checkpointing)
+        r = self.recipe
+        model = PretrainingModel(
+            r.encoder, r.weights, generator_size=r.generator_size,
+            gradient_checkpointing=r.train.gradient_checkpointing,
+        )  # fmt: skip
         if self.recipe.initialization != "published":  # positions that were not trained keep their sines
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
@@ -181,9 +197,9 @@ class PretrainJob:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.init is not None:
-            state = load_model(resolve_model(self.init), needs={"encoder"}).state
-            missing, _ = model.load_state_dict(state, strict=False)
-            if missing:
+            state = _initial_state(resolve_model(self.init), model)
+            model.load_state_dict(state, strict=False)
+            if missing := [name for name, _ in model.named_parameters() if name not in state]:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
         elif self.recipe.initialization == "neighbours":
@@ -218,7 +234,7 @@ class PretrainJob:
 
     def flops_per_token(self, step: int) -> float:
         length, rate = self.recipe.train.phases[self._phase(step)].sequence_length, self.recipe.masking.rate
-        return self.recipe.encoder.flops_per_token(length, rate, finished=rate + 1 / length)
+        return self.recipe.flops_per_token(length, rate + 1 / length)
 
     def cost(self, steps: int) -> float:
         """The cost of the first steps: the seconds that were measured for a budget, else their arithmetic."""
@@ -232,15 +248,21 @@ class PretrainJob:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
-        m = self.shards.manifest
+        m, config, heads = self.shards.manifest, self.recipe.encoder, heads_of(self.recipe.weights)
         corpus = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
-        card = pretraining_card(
-            self.recipe.encoder, name=folder.resolve().name, recipe=dump_recipe(self.recipe), steps=facts["step"],
-            tokens=facts["tokens"], corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"],
-            versions=versions(),
+        card = partial(
+            pretraining_card, recipe=dump_recipe(self.recipe), steps=facts["step"], tokens=facts["tokens"],
+            corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"], versions=versions(),
         )  # fmt: skip
-        state = {name: p.detach() for name, p in network.named_parameters()}
-        save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
+        state, name = {name: p.detach() for name, p in network.named_parameters()}, folder.resolve().name
+        if any(name.startswith(GENERATOR) for name in state):
+            smaller = config.generator(self.recipe.generator_size)
+            tables = {f"encoder.embeddings.{table}.weight" for table in SHARED}
+            own = {n.removeprefix(GENERATOR): p for n, p in state.items() if n.startswith(GENERATOR) or n in tables}
+            text = card(smaller, name=f"{name}, generator", heads=("lm_head",))
+            save_model(folder / "generator", own, smaller, self.tokenizer, card=text)
+            state = {n: p for n, p in state.items() if not n.startswith(GENERATOR)}
+        save_model(folder, state, config, self.tokenizer, card=card(config, name=name, heads=heads))
 
     def _phase(self, step: int) -> int:
         """The phase of a step, counted from 1."""
@@ -251,6 +273,7 @@ class PretrainJob:
         """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
         train, format = self.recipe.train, self.recipe.sampling.format
         tokens = train.held_out_sequences * train.held_out_length
-        batches = partial(held_out_batches, self.store, self.held_out, self.tokenizer, format=format)
+        corpus, replaces = (self.store, self.held_out, self.tokenizer), "replaced_token" in self.recipe.weights
+        batches = partial(held_out_batches, *corpus, format=format, replaces=replaces)
         lengths = dict.fromkeys((train.held_out_length, train.sequence_length))
         return {n: batches(sequence_length=n, sequences=max(1, tokens // n)) for n in lengths}

@@ -279,7 +279,10 @@ def measure_steps(
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
     precision = cast(Precision, train_config.precision)
-    model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
+    model = PretrainingModel(
+        c, recipe.weights, generator_size=recipe.generator_size,
+        gradient_checkpointing=train_config.gradient_checkpointing,
+    )  # fmt: skip
     model.to(device)
     patience = seconds / len(train_config.phases)
     speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
@@ -287,7 +290,7 @@ def measure_steps(
     for number, phase in enumerate(train_config.phases):
         length = phase.sequence_length
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
-        expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
+        expected = recipe.flops_per_token(length) * length / speed  # seconds of a sequence
         few = min(full, max(1, int(patience / 4 / expected)))
         batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
@@ -321,7 +324,8 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
 def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     """Random tokens and targets in the shape of those that a recipe trains on."""
     generator, c = np.random.default_rng(0), recipe.encoder
-    mask = Masker(replace(recipe.masking, unit="token"), 0, np.ones(c.vocab_size, np.bool_))
+    starts_word, replaces = np.ones(c.vocab_size, np.bool_), "replaced_token" in recipe.weights
+    mask = Masker(replace(recipe.masking, unit="token"), 0, starts_word, replaces)
     types, special = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size), np.zeros(length, np.bool_)
     label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
     targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)

@@ -84,14 +84,16 @@ class TrainConfig(Settings):
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
-ObjectiveKind = Literal["masked_lm", "next_sentence"]
+ObjectiveKind = Literal["masked_lm", "next_sentence", "replaced_token"]
+ON_ALL_TEXT = ("masked_lm", "replaced_token")  # with targets in sequences of every format
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
-    kind: "masked_lm" (predict masked tokens) or "next_sentence" (does segment B follow segment A?).
+    kind: "masked_lm" (predict masked tokens), "next_sentence" (does segment B follow segment A?) or "replaced_token"
+        (which tokens did a generator replace? masked_lm then trains the generator; Clark et al. 2020).
     weight: the factor of its loss in the sum.
     """
 
@@ -109,6 +111,7 @@ class Recipe(Settings):
     initialization: "published": everything at random; "neighbours": the first layer starts with attention to the
         neighbouring tokens (`models.encoder.init_local_attention`), which a small budget has no time to learn, and the
         position embeddings are not trained.
+    generator_size: of the objective "replaced_token": the hidden size of the generator as a fraction of the encoder's.
     seed: of all random numbers.
     """
 
@@ -121,6 +124,7 @@ class Recipe(Settings):
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "neighbours"] = "published"
+    generator_size: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.25
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -136,7 +140,9 @@ class Recipe(Settings):
             (len(set(kinds)) == len(kinds), f"objectives: {', '.join(kinds)}: expected each kind once"),
             (not kinds or "masked_lm" in kinds,
              "objectives has no masked_lm: tokens are masked, so expected a loss for them"),
-            *((kind in ("masked_lm", *sampler.targets), f"objectives: {kind} has no targets in sequences of "
+            ("replaced_token" not in kinds or "next_sentence" not in kinds,
+             "objectives: next_sentence and replaced_token exclude each other: expected one of them"),
+            *((kind in (*ON_ALL_TEXT, *sampler.targets), f"objectives: {kind} has no targets in sequences of "
                f"sampling.format {format!r}: leave it out, or choose another format") for kind in self.weights),
             *((getattr(c, name) == value, f"initialization {self.initialization!r} with encoder.{name} "
                f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'")
@@ -147,12 +153,23 @@ class Recipe(Settings):
         for holds, message in rules:
             if not holds:
                 raise ValueError(message)
+        if "replaced_token" in kinds:
+            c.generator(self.generator_size)  # refuses sizes without meaning
 
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
         """The weight of each objective, by kind."""
         kinds = ["masked_lm", *FORMATS[self.sampling.format].targets]
         return {o.kind: o.weight for o in self.objectives} or {cast(ObjectiveKind, kind): 1.0 for kind in kinds}
+
+    def flops_per_token(self, sequence_length: int, finished: float = 1.0) -> float:
+        """Matrix-product operations of a training per token, as `EncoderConfig.flops_per_token`."""
+        if "replaced_token" not in self.weights:
+            return self.encoder.flops_per_token(sequence_length, self.masking.rate, finished)
+        generator = self.encoder.generator(self.generator_size)
+        return generator.flops_per_token(sequence_length, self.masking.rate, finished) + self.encoder.flops_per_token(
+            sequence_length, 0.0
+        )
 
     def with_objectives(self) -> "Recipe":
         """The recipe with its objectives listed, also those that were left to the format."""
