@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from scipy.stats import chisquare
+from test_sampling import CLS, SEP, every, make_store, planned
 from test_stream import Numbers
 from test_train import SMALL
 from tiny import write_corpus, write_recipe
@@ -16,13 +19,14 @@ from tiny import write_corpus, write_recipe
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.sampling import Masker, MaskingConfig
 from bertworks.checkpoints.storage import read_tensors
-from bertworks.models.config import EncoderConfig
+from bertworks.errors import BertworksError, UsageError
+from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.encoder import LMHead
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.training.loop import train
-from bertworks.training.objectives import CHUNK_BYTES, SHARED, PretrainingModel, sample_tokens
+from bertworks.training.objectives import CHUNK_BYTES, SHARED, PretrainingModel, num_trained, sample_tokens
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import ObjectiveKind
+from bertworks.training.recipe import ObjectiveKind, load_recipe
 
 CONFIG = replace(SMALL, vocab_size=1000, embedding_size=16, family="electra", pooler="first_gelu", pooler_dropout=True)
 OBJECTIVES: dict[ObjectiveKind, float] = {"masked_lm": 1.0, "replaced_token": 50.0}
@@ -263,3 +267,87 @@ def test_the_estimate_counts_the_discriminator(tmp_path: Path):
     assert cost.trained == sum(counts.values())
     assert cost.parameters == sum(count for name, count in counts.items() if not name.startswith("generator."))
     assert f"parameters   {cost.parameters:,}, and {cost.trained - cost.parameters:,} of the generator" in str(cost)
+
+
+def slow_segments(sentences: list[list[int]], length: int, random: Random, short_rate: float) -> list[list[list[int]]]:
+    """The published algorithm, sentence by sentence, for one document."""
+    results, chunk = [], []
+
+    def new_target() -> int:
+        return 5 + int(random.random() * (length - 4)) if random.random() < short_rate else length
+
+    target = new_target()
+    for number, sentence in enumerate(sentences):
+        chunk.append(sentence)
+        if sum(map(len, chunk)) < target and number < len(sentences) - 1:
+            continue
+        half = 10**9 if random.random() < 0.1 else (target - 3) // 2
+        first, second = [], []
+        for one in chunk:
+            fits = not second and (len(first) + len(one) < half or half == 10**9)
+            if not first or fits or (not second and len(first) < half and random.random() < 0.5):
+                first += one
+            else:
+                second += one
+        first = first[: length - 2]
+        second = second[: max(0, length - len(first) - 3)]
+        results.append([first, second] if second else [first])
+        chunk = []
+        if number < len(sentences) - 1:
+            target = new_target()
+    return results
+
+
+@pytest.mark.parametrize("length", [8, 32, 64])
+def test_segments_are_those_of_the_published_algorithm(length: int):
+    store = make_store(documents=40, longest=length)
+    sampler = planned(store, length, seed=5, format="one_segment", short_rate=0.2)
+    sequences = iter([sampler[i] for i in range(len(sampler))])
+    sizes, singles = [], 0
+    for d in every(store):
+        starts = store.sentences[store.documents[d] : store.documents[d + 1] + 1].tolist()
+        sentences = [store.tokens[a:b].tolist() for a, b in pairwise(starts)]
+        random = Random(f"segments 5 0 {starts[0]}")
+        for segments in slow_segments(sentences, length, random, 0.2):
+            s = next(sequences)
+            assert s.input_ids[s.special].tolist() == [CLS] + [SEP] * len(segments)
+            assert s.input_ids[~s.special & (s.token_type_ids == 0)].tolist() == segments[0]
+            assert s.input_ids[~s.special & (s.token_type_ids == 1)].tolist() == [
+                n for part in segments[1:] for n in part
+            ]
+            assert len(s.input_ids) <= length
+            sizes.append(len(s.input_ids))
+            singles += len(segments) == 1
+    assert next(sequences, None) is None
+    assert max(sizes) == length
+    assert 0 < singles < len(sizes)
+
+
+@pytest.mark.parametrize("name", ["electra-small", "electra-mini"])
+def test_recipes_are_electra(name: str):
+    recipe = load_recipe(name)
+    assert recipe.weights == OBJECTIVES
+    assert (recipe.masking.mask, recipe.masking.random, recipe.sampling.format) == (0.85, 0.0, "one_segment")
+    if name == "electra-small":
+        c = replace(recipe.encoder, vocab_size=30522)
+        assert c == PRESETS[name]
+        assert num_trained(replace(recipe, encoder=c)) == 13_549_057 + 4_620_026 - c.num_table_parameters
+        (phase,) = recipe.train.phases
+        assert (phase.num_steps, phase.batch_size, phase.sequence_length) == (1_000_000, 128, 128)
+        assert (recipe.optimizer.learning_rate, recipe.optimizer.weight_decay) == (5e-4, 0.01)
+        assert recipe.optimizer.rate(10_000, 1_000_000) == pytest.approx(5e-4, rel=0.011)
+        assert recipe.optimizer.rate(5_000, 1_000_000) == 2.5e-4
+
+
+@pytest.mark.parametrize(("overrides", "message"), [
+    (["encoder.family=bert", "encoder.pooler=first_tanh", "encoder.pooler_dropout=false", "encoder.embedding_size=0"],
+     r"files of bert cannot hold a model with replaced_token\n  hint: choose a family that can: electra"),
+    (["objectives=[{kind='masked_lm'}, {kind='next_sentence'}, {kind='replaced_token'}]",
+      "sampling.format=next_sentence"], "next_sentence and replaced_token exclude each other"),
+    (["generator_size=0"], "generator_size is 0"),
+    (["generator_size=1.5"], "a fraction above 0, at most 1"),
+])  # fmt: skip
+def test_wrong_recipes_are_refused(overrides: list[str], message: str, tmp_path: Path):
+    text = write_corpus(tmp_path / "text.jsonl")
+    with pytest.raises((BertworksError, UsageError), match=message):
+        estimate([text], recipe="electra-mini", overrides=overrides, device="cpu")

@@ -212,7 +212,13 @@ kind = "next_sentence"
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
         ("[train]", "[masking]\nspans = [\n  0.5,\n  'a',\n]\n[train]", 5, "masking.spans[1]: expected float", None),
         ("[train]", "masking.rate = 'a'\n[train]", 4, "masking.rate: expected float, got 'a'", None),
-        ("[train]", "ALIASES = 3\n[train]", 4, "ALIASES: no such field", "the fields are encoder, initialization,"),
+        (
+            "[train]",
+            "ALIASES = 3\n[train]",
+            4,
+            "ALIASES: no such field",
+            "the fields are encoder, generator_size, initialization,",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, hint: str | None, tmp_path: Path):
