@@ -351,3 +351,10 @@ def test_wrong_recipes_are_refused(overrides: list[str], message: str, tmp_path:
     text = write_corpus(tmp_path / "text.jsonl")
     with pytest.raises((BertworksError, UsageError), match=message):
         estimate([text], recipe="electra-mini", overrides=overrides, device="cpu")
+
+
+def test_a_budget_chooses_the_size_of_an_electra(tmp_path: Path):
+    text = write_corpus(tmp_path / "text.jsonl")
+    cost = estimate([text], budget="20s", overrides=["encoder.family=electra"], device="cpu")
+    assert cost.title.startswith("ELECTRA-")
+    assert cost.trained > cost.parameters

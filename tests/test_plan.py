@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from bertworks.batching.sampling import SamplingConfig
+from bertworks.checkpoints import hf_mapping
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
-from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
 from bertworks.training import budget
 from bertworks.training.budget import (
     SIZE_PRESETS,
@@ -19,6 +20,7 @@ from bertworks.training.budget import (
     random_batch,
     size_preset_for,
 )
+from bertworks.training.objectives import heads_of
 from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe
 
 TINY = EncoderConfig(
@@ -188,3 +190,24 @@ def test_memory_grows_with_micro_batches_and_not_with_accumulation(monkeypatch: 
 
 
 Model = budget.PretrainingModel
+
+
+@pytest.mark.parametrize("exponent", range(9, 24, 2))
+def test_a_budget_keeps_the_family(exponent: int):
+    recipe, bert = (choose_recipe(3600, 10.0**exponent, 10**8, family=family) for family in ("electra", "bert"))
+    assert parse_as(Recipe, dump_recipe(recipe), "r.toml") == recipe
+    assert recipe.title == bert.title.replace("BERT", "ELECTRA")
+    assert recipe.weights == {"masked_lm": 1, "replaced_token": 50}
+    assert (recipe.masking.mask, recipe.masking.random, recipe.masking.max_predictions) == (0.85, 0, 0)
+    assert recipe.train == bert.train
+    hf_mapping.check_representable(recipe.encoder, 0, heads_of(recipe.weights))
+    c, other = recipe.encoder, bert.encoder
+    assert (c.num_hidden_layers, c.hidden_size) == (other.num_hidden_layers, other.hidden_size)
+    assert c.embedding_width == (128 if c.hidden_size < 768 else c.hidden_size)
+
+
+def test_more_training_of_electra_keeps_its_objectives():
+    encoder = PRESETS["electra-small"]
+    recipe = choose_recipe(600, 1e11, 10**9, encoder)
+    assert replace(recipe.encoder, hidden_dropout=0.1, attention_dropout=0.1) == encoder
+    assert recipe.weights == {"masked_lm": 1, "replaced_token": 50}

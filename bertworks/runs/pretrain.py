@@ -33,7 +33,7 @@ from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
+from bertworks.training.budget import FAMILY_RECIPES, Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
 from bertworks.training.objectives import heads_of, num_trained
 from bertworks.training.recipe import Recipe, load_recipe
@@ -186,8 +186,8 @@ def pretrain(
         inputs: raw text (files, folders, globs), or one shards folder; or rows in memory, with a column of texts: a
             DataFrame, a dict of columns, a list like [{"text": "..."}].
         recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
-        budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
-            steps. With neither: one hour.
+        budget: a time such as "30m" or "2h". Without a recipe it decides everything but the family
+            (`encoder.family="electra"`); with a recipe, only the number of steps. With neither: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
         precision, seed: None: those of the recipe.
@@ -299,10 +299,11 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
         except ValueError as error:
             raise UsageError(str(error), where=request.init) from error
     else:
-        name = parse_overrides(overrides).get("train.precision")
+        given = parse_overrides(overrides)
+        name, family = given.get("train.precision"), str(given.get("encoder.family", "bert"))
         # The best of the device for "auto", and for what the recipe will refuse.
         matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
-        recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), overrides)
+        recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder, family), overrides)
     if recipe.train.precision == "auto":
         recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
     return recipe
@@ -364,7 +365,10 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
     if request.init or not request.budget or steps >= needed:
         return None
     seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
-    smaller = "; or leave out --recipe: a smaller model is then chosen for the time" if request.recipe else ""
+    family = recipe.encoder.family
+    instead = f"give --set encoder.family={family} instead of --recipe" if family in FAMILY_RECIPES else ""
+    smaller = f"; or {instead or 'leave out --recipe'}: a smaller model is then chosen for the time"
+    smaller = smaller if request.recipe else ""
     what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
     return f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} steps{smaller}"
 

@@ -23,13 +23,13 @@ from bertworks.batching.batch import Batch, collate
 from bertworks.batching.sampling import FORMATS, Masker, SamplingConfig, Target, TokenSequence
 from bertworks.errors import UsageError
 from bertworks.events import duration
-from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import BERT_SIZES, PRESETS, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
 from bertworks.training.loop import MixedPrecision, train
 from bertworks.training.objectives import PretrainingModel, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
-from bertworks.training.recipe import Phase, Recipe, TrainConfig
+from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe
 
 
 def time_step(
@@ -72,6 +72,7 @@ class SizePreset(NamedTuple):
 
 _SIZES = tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))
 SIZE_PRESETS = [SizePreset(**preset) for preset in _SIZES["presets"]]
+FAMILY_RECIPES = {"electra": "electra-small"}  # what a family trains on; BERT: what suits the budget
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
 # Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
@@ -92,12 +93,15 @@ def size_preset_for(flops: float) -> SizePreset:
     return [preset for preset in SIZE_PRESETS if preset.flops <= flops][-1]
 
 
-def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None) -> Recipe:
+def choose_recipe(
+    seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None, family: str = "bert"
+) -> Recipe:
     """A recipe for a budget, with phases of one step each: `fit_steps` sets their numbers.
 
     Args:
         matmul: FLOP/s of the machine.
         encoder: that of a model to continue from; None: one for the budget.
+        family: of a new model, one of FAMILY_RECIPES.
     """
     flops = seconds * matmul * EFFICIENCY
     preset = size_preset_for(flops)
@@ -110,8 +114,8 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
     chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
-    subject = f"BERT-{preset.size}" if encoder is None else "more training"
-    return Recipe(
+    subject = f"{family.upper()}-{preset.size}" if encoder is None else "more training"
+    recipe = Recipe(
         title=f"{subject} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
@@ -120,6 +124,24 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
         initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
+    name = FAMILY_RECIPES.get(chosen.family if encoder else family)
+    return recipe if name is None else _like(load_recipe(name), recipe, preset.size, is_new=encoder is None)
+
+
+def _like(like: Recipe, recipe: Recipe, size: str, *, is_new: bool) -> Recipe:
+    """The recipe with the objectives, masks and sequences of another family, and, of a new model, its kind of
+    network."""
+    c = recipe.encoder
+    if is_new:
+        published = PRESETS.get(f"{like.encoder.family}-{size}", like.encoder)
+        c = replace(
+            c, family=published.family, pooler=published.pooler, pooler_dropout=published.pooler_dropout,
+            embedding_size=min(published.embedding_size, c.hidden_size),
+        )  # fmt: skip
+    return replace(
+        recipe, encoder=c, sampling=like.sampling, masking=replace(like.masking, max_predictions=0),
+        objectives=like.objectives, generator_size=like.generator_size, initialization="published",
+    )  # fmt: skip
 
 
 def fit_steps(
