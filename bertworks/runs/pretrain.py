@@ -223,7 +223,9 @@ def pretrain(
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where).events())
-        ending = f'see {output / "report.html"}\nnext: bertworks fill {quoted(output)} "This is the [MASK]."'
+        detects = "replaced_token" in resolved.weights
+        use = 'explain {} "The chef ate the idea."' if detects else 'fill {} "This is the [MASK]."'
+        ending = f"see {output / 'report.html'}\nnext: bertworks {use.format(quoted(output))}"
         yield replace(done, text=f"{done.text}\n{ending}")
 
 

@@ -14,17 +14,18 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.features import shortened
 from bertworks.batching.sampling import Format, Ids, MaskingConfig, SamplingConfig, keyed_rng, make_masker, make_sampler
 from bertworks.checkpoints.model_card import pretraining_card
-from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.model_folder import save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
 from bertworks.events import printable
+from bertworks.inference.detect import GENERATOR, state_with_generator
 from bertworks.io.binary_files import is_sealed, sealing, write_npy
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
@@ -43,7 +44,6 @@ MIN_SECTIONS = 40
 HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
-GENERATOR = "generator."  # how names of its parameters begin; its folder in that of the model
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
@@ -147,16 +147,6 @@ def most_frequent_token(
     return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
 
 
-def _initial_state(folder: Path, model: PretrainingModel) -> dict[str, Tensor]:
-    """The parameters of a model to continue from; with those of the generator next to it, if it fits."""
-    state = load_model(folder, needs={"encoder"}).state
-    if model.generator is not None and (folder / GENERATOR[:-1]).is_dir():
-        config, own, _ = load_model(folder / GENERATOR[:-1], needs={"encoder", "lm_head"})
-        if config.hidden_size == model.generator.encoder.config.hidden_size:
-            state |= {GENERATOR + name: value for name, value in own.items()}
-    return state
-
-
 class PretrainJob:
     """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
@@ -197,7 +187,7 @@ class PretrainJob:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.init is not None:
-            state = _initial_state(resolve_model(self.init), model)
+            state = state_with_generator(resolve_model(self.init), model)
             model.load_state_dict(state, strict=False)
             if missing := [name for name, _ in model.named_parameters() if name not in state]:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
@@ -260,7 +250,7 @@ class PretrainJob:
             tables = {f"encoder.embeddings.{table}.weight" for table in SHARED}
             own = {n.removeprefix(GENERATOR): p for n, p in state.items() if n.startswith(GENERATOR) or n in tables}
             text = card(smaller, name=f"{name}, generator", heads=("lm_head",))
-            save_model(folder / "generator", own, smaller, self.tokenizer, card=text)
+            save_model(folder / GENERATOR[:-1], own, smaller, self.tokenizer, card=text)
             state = {n: p for n, p in state.items() if not n.startswith(GENERATOR)}
         save_model(folder, state, config, self.tokenizer, card=card(config, name=name, heads=heads))
 

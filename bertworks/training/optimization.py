@@ -27,6 +27,8 @@ class OptimizerConfig(Settings):
     max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no clipping.
     layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
     smallest (Sun et al. 2019, section 5.3.3). Layers that share a block count as one. 1: all have the same rate.
+    layer_decay_offset: so many more times for all layers: the rate of the last block is the full rate times layer_decay
+    to the power of 1 + this (google-research/electra: 1).
     """
 
     learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
@@ -39,6 +41,7 @@ class OptimizerConfig(Settings):
     bias_correction: bool = True
     max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
     layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
+    layer_decay_offset: Annotated[int, Range("a number of layers, or 0", lambda x: 0 <= x < 1000)] = 0
 
     def rate(self, step: float, num_steps: int) -> float:
         """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0.
@@ -62,7 +65,8 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            factor = c.layer_decay ** _layers_above(name, max(blocks, default=0))
+            above = _layers_above(name, max(blocks, default=0))
+            factor = c.layer_decay ** (above + c.layer_decay_offset * (above > 0))
             members.setdefault((factor, c.weight_decay if p.ndim > 1 else 0.0), []).append(p)
     groups = [{"params": part, "weight_decay": decay, "factor": factor} for (factor, decay), part in members.items()]
     optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
