@@ -207,8 +207,8 @@ def test_matrices_decay_and_vectors_do_not():
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_rates_fall_layer_by_layer_from_the_heads_to_the_embeddings(offset: int):
-    """With an offset of 1 the exponents are those of google-research/electra: n_layers + 2 - depth, where embeddings have
-    depth 0, the last block n_layers and heads n_layers + 2."""
+    """With an offset of 1 the exponents are those of google-research/electra: n_layers + 2 - depth, where the depth of
+    embeddings is 0, of the last block n_layers, of heads n_layers + 2."""
     model = make_model()
     optimizer = make_optimizer(model, OptimizerConfig(layer_decay=0.5, layer_decay_offset=offset))
     update(optimizer, 1.0, torch.tensor(1.0), 1.0)
