@@ -33,6 +33,7 @@ from fine import write_choices, write_conll, write_reviews, write_squad
 from hints import ROOT, TESTED, VERBS, Shell, templates
 from safetensors.torch import load_file
 from served import write_head
+from test_electra import TINY
 from tiny import write_recipe
 
 import bertworks
@@ -1870,6 +1871,43 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
     longer = re.search(r"--budget \d+m", advice)[0].split()  # type: ignore[index]
     assert "too few" not in shell.works(*words, "--recipe", "bert-base", *longer)
     assert "too few" not in shell.works(*words, "--budget", "20m")
+
+
+@says("{}. Use --budget {}m, for {} steps{}",
+      "; or --set encoder.family={} instead of --recipe: a smaller model is then chosen for the time")  # fmt: skip
+def test_a_budget_that_teaches_an_electra_nothing(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(recipe: Any, *_: object) -> Measurement:
+        seconds = 1e-6 * recipe.encoder.num_parameters()
+        return Measurement([seconds] * len(recipe.train.phases), 1 << 30)
+
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", measured)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
+    words = ["pretrain", text, "-o", "out", "--estimate", "--budget", "60m"]
+    answer = shell.works(*words, "--recipe", "electra-small")
+    shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
+    template = "; or --set encoder.family={} instead of --recipe: a smaller model is then chosen for the time"
+    smaller = shell.works(*words, *re.search(r"--set \S+", shell.shows(answer, template))[0].split())  # type: ignore[index]
+    assert "too few" not in smaller
+    assert "ELECTRA-tiny" in smaller
+
+
+@says('see {}\nnext: bertworks explain {} "The chef ate the idea."', "detect([text])[0]",
+      "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER")  # fmt: skip
+def test_advice_of_a_discriminator(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(Path("electra.toml"), *TINY, ("num_steps = 40", "num_steps = 2"))
+    answer = shell.works("pretrain", text, "-o", "a run", "--recipe", recipe, "--device", "cpu")
+    advice = shell.shows(answer, 'see {}\nnext: bertworks explain {} "The chef ate the idea."')
+    assert "as a replaced word" in shell.types(advice)
+    loaded = bertworks.load("a run", device="cpu")
+    with pytest.raises(BertworksError) as error:
+        loaded.detect("a film")
+    found = eval(f"loaded.{shell.shows(error.value.hint, 'detect([text])[0]')}", {"loaded": loaded, "text": "a film"})
+    assert found["text"] == "a film"
+    write_reviews(Path("a run/DATA.csv"), 40)
+    monkeypatch.chdir("a run")
+    command = "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER"
+    shell.types(shell.shows(Path("README.md").read_text(), command), "--device", "cpu")
+    assert about("CLASSIFIER")["labels"] == ["neg", "pos"]
 
 
 def extras() -> dict[str, list[str]]:

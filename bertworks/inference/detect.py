@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
-from bertworks.errors import BertworksError, UsageError, require, several
+from bertworks.errors import BertworksError, UsageError, require
 from bertworks.inference.engine import LazyModel, compute_each, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.metrics.classification import area_under_curve
@@ -72,7 +72,7 @@ def detect(
         model: the folder of a discriminator, or a name; or an open model, which stays on its device.
 
     Raises:
-        UsageError: one text and no list; a text that is no string.
+        UsageError: a text that is no string.
         BertworksError: no such model, or one without the head for replaced tokens.
     """
     source = open_model(model, device)
@@ -82,7 +82,7 @@ def detect(
     def compute(batch: Batch) -> Tensor:
         return torch.sigmoid(network.logits(batch).float())[batch.target.positions, 0]
 
-    for group in chunk_by_size(several(texts, "detect(model, [text])"), AT_ONCE, lambda _: 1):
+    for group in chunk_by_size(texts, AT_ONCE, lambda _: 1):
         encodings = [_encoded(text, t) for text in group]
         units = [list(_windows(ids, room, t)) for _, ids in encodings]
         results = compute_each(network, compute, units, (), precision)
@@ -131,7 +131,7 @@ def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel
         BertworksError: there is none.
     """
     inner = folder / GENERATOR[:-1]
-    what, hint = "the folder has no generator, which replaces tokens", "use a folder that bertworks pretrain made"
+    what, hint = "the folder has no generator, which replaces tokens", "use the run folder of its pre-training"
     require((inner / "config.json").is_file(), f"a discriminator alone cannot be evaluated: {what}", folder, hint)
     size = ModelFolder(inner).config.hidden_size / config.hidden_size
     network = PretrainingModel(config, {"masked_lm": 1.0, "replaced_token": 1.0}, generator_size=size)

@@ -223,9 +223,10 @@ def pretrain(
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where).events())
-        detects = "replaced_token" in resolved.weights
-        use = 'explain {} "The chef ate the idea."' if detects else 'fill {} "This is the [MASK]."'
-        ending = f"see {output / 'report.html'}\nnext: bertworks {use.format(quoted(output))}"
+        report, folder = output / "report.html", quoted(output)
+        ending = f'see {report}\nnext: bertworks fill {folder} "This is the [MASK]."'
+        if "replaced_token" in resolved.weights:
+            ending = f'see {report}\nnext: bertworks explain {folder} "The chef ate the idea."'
         yield replace(done, text=f"{done.text}\n{ending}")
 
 
@@ -367,10 +368,11 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
     if request.init or not request.budget or steps >= needed:
         return None
     seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
-    family = recipe.encoder.family
-    instead = f"give --set encoder.family={family} instead of --recipe" if family in FAMILY_RECIPES else ""
-    smaller = f"; or {instead or 'leave out --recipe'}: a smaller model is then chosen for the time"
-    smaller = smaller if request.recipe else ""
+    smaller, family = "", recipe.encoder.family
+    if request.recipe and family in FAMILY_RECIPES:
+        smaller = f"; or --set encoder.family={family} instead of --recipe: a smaller model is then chosen for the time"
+    elif request.recipe:
+        smaller = "; or leave out --recipe: a smaller model is then chosen for the time"
     what = f"{steps:,} steps are too few: the model will learn little but which words are frequent"
     return f"{what}. Use --budget {math.ceil(seconds * needed / steps / 50)}m, for {needed:,} steps{smaller}"
 

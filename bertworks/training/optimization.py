@@ -27,8 +27,8 @@ class OptimizerConfig(Settings):
     max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no clipping.
     layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
     smallest (Sun et al. 2019, section 5.3.3). Layers that share a block count as one. 1: all have the same rate.
-    layer_decay_offset: so many more times for all layers: the rate of the last block is the full rate times layer_decay
-    to the power of 1 + this (google-research/electra: 1).
+    layer_decay_offset: layers that are counted between the heads and the last block, which then has the full rate times
+    layer_decay to the power of 1 + this number (google-research/electra: 1).
     """
 
     learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
