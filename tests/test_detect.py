@@ -77,6 +77,8 @@ def test_what_cannot_be_detected_is_refused(folder: Path):
         model.detect([1])
     with pytest.raises(BertworksError, match="cannot fill: it has no masked LM head; it can embed, explain, detect"):
         model.fill(["a [MASK]"])
+    with pytest.raises(BertworksError, match=r"no lm_head .*\n  hint: its generator has one: use .*generator"):
+        list(bertworks.fill(folder, ["a [MASK]"]))
     generator = bertworks.load(folder / "generator", device="cpu")
     assert generator.can == ("embed", "explain", "fill", "score")
     with pytest.raises(BertworksError, match="cannot detect: it has no head for replaced tokens"):
