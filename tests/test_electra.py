@@ -1,7 +1,7 @@
 """Replaced tokens (Clark et al. 2020): the loss, the generator, what is shared, and a whole run."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -17,12 +17,14 @@ from test_train import SMALL
 from tiny import write_corpus, write_recipe
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
-from bertworks.batching.sampling import Masker, MaskingConfig
+from bertworks.batching.sampling import Masker, MaskingConfig, TokenSequence, add_special_tokens
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import BertworksError, UsageError
+from bertworks.inference.detect import detection_figures
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.encoder import LMHead
 from bertworks.runs.pretrain import estimate, pretrain
+from bertworks.text.tokenizer import Template
 from bertworks.training.loop import train
 from bertworks.training.objectives import CHUNK_BYTES, SHARED, PretrainingModel, num_trained, sample_tokens
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
@@ -358,3 +360,34 @@ def test_a_budget_chooses_the_size_of_an_electra(tmp_path: Path):
     cost = estimate([text], budget="20s", overrides=["encoder.family=electra"], device="cpu")
     assert cost.title.startswith("ELECTRA-")
     assert cost.trained > cost.parameters
+
+
+@dataclass
+class Places:
+    """A sampler of a language in which the token at each place is one of five."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, i: int) -> TokenSequence:
+        tokens = 10 + 5 * np.arange(16) + np.random.default_rng(i).integers(5, size=16)
+        return add_special_tokens([tokens], Template((CLS,), (SEP,), (SEP,)))
+
+
+def test_a_discriminator_learns_to_find_what_a_generator_replaced():
+    """With a generator that draws any token, four of five replaced tokens are in a wrong place, at least."""
+    examples = ExampleStream(Places(), Masker(MASKING, 4, np.ones(110, bool), replaces=True))
+    c = replace(CONFIG, vocab_size=110, hidden_size=32, num_hidden_layers=1, initializer_range=0.1)
+    torch.manual_seed(0)
+    model = PretrainingModel(c, OBJECTIVES, generator_size=0.25)
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith("generator."))
+    held_out = [collate([examples[n] for n in range(5000, 5100)])]
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup=0.1)
+    before = detection_figures(model, held_out)
+    list(train(model, make_optimizer(model, optimizer), Batches(examples, 16, 1000), optimizer, 100))
+    after = detection_figures(model, held_out)
+    assert before["replaced_token_auc"] < 0.6
+    assert after["replaced_token_auc"] > 0.85
+    masked = len(held_out[0].targets["masked_lm"].labels) / len(held_out[0].input_ids)
+    assert 0.9 * masked < after["replaced_tokens"] < masked
