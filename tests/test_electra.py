@@ -391,3 +391,17 @@ def test_a_discriminator_learns_to_find_what_a_generator_replaced():
     assert after["replaced_token_auc"] > 0.85
     masked = len(held_out[0].targets["masked_lm"].labels) / len(held_out[0].input_ids)
     assert 0.9 * masked < after["replaced_tokens"] < masked
+
+
+def test_a_run_that_was_cut_off_ends_with_the_same_bits(folder: Path, tmp_path: Path):
+    """Both networks; the tables that they share are one parameter again."""
+    text, recipe = write_corpus(tmp_path / "text.jsonl"), write_recipe(tmp_path / "recipe.toml", *TINY)
+    run = {"recipe": str(recipe), "device": "cpu", "workers": 1}
+    events = pretrain([text], tmp_path / "model", **run)
+    next(event for event in events if event.kind == "step" and event.fields["step"] == 17)
+    events.close()
+    resumed = list(pretrain([text], tmp_path / "model", **run))
+    assert any(event.text.startswith("resuming after step 15") for event in resumed)
+    for part in ("", "generator"):
+        one, other = (read_tensors(path / part / "model.safetensors") for path in (folder, tmp_path / "model"))
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
