@@ -41,7 +41,7 @@ class Detection(TypedDict):
 
 
 class Discriminator(nn.Module):
-    """An encoder with the head for replaced tokens (Clark et al. 2020, section 3.1)."""
+    """An encoder with the head for replaced tokens (Clark et al. 2020, section 2)."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()

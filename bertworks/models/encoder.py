@@ -282,7 +282,7 @@ class LMHead(nn.Module):
 
 class TokenHead(nn.Module):
     """Hidden states -> one logit per token, through a dense layer and the activation: whether a token was replaced
-    (Clark et al. 2020, section 3.1)."""
+    (Clark et al. 2020, section 2)."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()

@@ -199,7 +199,7 @@ OBJECTIVES: Mapping[str, Objective] = {
         measures=(LOSS, ACCURACY),
         loss=_next_sentence_loss,
     ),
-    # Predict for each token whether the generator replaced it (Clark et al. 2020, section 3.1).
+    # Predict for each token whether the generator replaced it (Clark et al. 2020, section 2).
     "replaced_token": Objective(
         title="replaced tokens",
         heads=("replaced_token",),
