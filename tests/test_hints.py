@@ -36,6 +36,7 @@ from gpt import write_gpt2
 from hints import ROOT, TESTED, VERBS, Shell, templates
 from safetensors.torch import load_file
 from served import write_head
+from test_electra import TINY
 from tiny import write_recipe
 from treebanks import write_treebank
 
@@ -1943,7 +1944,11 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
     monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
     words = ["pretrain", text, "-o", "out", "--estimate"]
     smaller = "; or --recipe {}: a smaller model is then chosen for the time"
-    for recipe, title in (("bert-base", "BERT-tiny"), ("albert-base", "ALBERT-tiny")):
+    for recipe, title in (
+        ("bert-base", "BERT-tiny"),
+        ("albert-base", "ALBERT-tiny"),
+        ("electra-small", "ELECTRA-tiny"),
+    ):
         answer = shell.works(*words, "--recipe", recipe, "--budget", "20m")
         advice = shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
         longer = re.search(r"--budget \d+m", advice)[0].split()  # type: ignore[index]
@@ -1952,6 +1957,25 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
         answer = shell.works(*words, *family, "--budget", "60m")
         assert title in answer
         assert "too few" not in answer
+
+
+@says('see {}\nnext: bertworks explain {} "The chef ate the idea."', "detect([text])[0]",
+      "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER")  # fmt: skip
+def test_advice_of_a_discriminator(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(Path("electra.toml"), *TINY, ("num_steps = 40", "num_steps = 2"))
+    answer = shell.works("pretrain", text, "-o", "a run", "--recipe", recipe, "--device", "cpu")
+    advice = shell.shows(answer, 'see {}\nnext: bertworks explain {} "The chef ate the idea."')
+    assert "as a replaced word" in shell.types(advice)
+    loaded = bertworks.load("a run", device="cpu")
+    with pytest.raises(BertworksError) as error:
+        loaded.detect("a film")
+    found = eval(f"loaded.{shell.shows(error.value.hint, 'detect([text])[0]')}", {"loaded": loaded, "text": "a film"})
+    assert found["text"] == "a film"
+    write_reviews(Path("a run/DATA.csv"), 40)
+    monkeypatch.chdir("a run")
+    command = "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER"
+    shell.types(shell.shows(Path("README.md").read_text(), command), "--device", "cpu")
+    assert about("CLASSIFIER")["labels"] == ["neg", "pos"]
 
 
 def extras() -> dict[str, list[str]]:

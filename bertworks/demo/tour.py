@@ -20,7 +20,7 @@ from bertworks.events import Event, forward_events
 from bertworks.inference.masked_lm import fill
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain import pretrain
-from bertworks.training.objectives import OBJECTIVES
+from bertworks.training.objectives import BERT, OBJECTIVES
 
 # Settings of the fine-tuning, for about 90 seconds on two cores: of minilm, and of the small network just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
@@ -71,10 +71,8 @@ def _results(done: Event, model: Path) -> str:
     always = {"masked_lm_accuracy": baseline["masked_lm_accuracy"], "next_sentence_accuracy": 0.5}
     last = f"after {done.fields['step']:,} steps"
     rows = {f"always {baseline['token']!r}": always, "before training": before, last: after}
-    columns = [("held-out text", *(objective.title for objective in OBJECTIVES.values()))]
-    columns += [
-        (name, *(f"{figures[f'{kind}_accuracy']:.1%}" for kind in OBJECTIVES)) for name, figures in rows.items()
-    ]
+    columns = [("held-out text", *(OBJECTIVES[kind].title for kind in BERT))]
+    columns += [(name, *(f"{figures[f'{kind}_accuracy']:.1%}" for kind in BERT)) for name, figures in rows.items()]
     width = max(map(len, rows))
     return "\n".join(f"{name:<{width}}  {words:>13}  {sentences:>13}" for name, words, sentences in columns)
 
