@@ -1274,7 +1274,6 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
 
 @says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
       "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-      'bertworks fill . "The capital of France is [MASK]."',
       'bertworks fill {} "This is the {}."')  # fmt: skip
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
@@ -1300,10 +1299,9 @@ def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.Monkey
     assert weights("a run") == before
 
     monkeypatch.chdir("a run")
-    answer = shell.types(
-        shell.shows(Path("README.md").read_text(), 'bertworks fill . "The capital of France is [MASK]."')
-    )
-    assert answer.count("%") == 5
+    command = 'bertworks fill . "The capital of France is [MASK]."'  # in the card
+    assert f"\n{command}\n" in Path("README.md").read_text()
+    assert shell.types(command).count("%") == 5
 
 
 @says("-o ANOTHER-FOLDER", "-o A-FOLDER-ELSEWHERE", "choose another folder with -o",
