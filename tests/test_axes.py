@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import Encoder, LMHead, Pooler, meta_device_init
+from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
 from bertworks.training.loop import MixedPrecision
@@ -190,15 +190,18 @@ def test_sinusoids_are_those_of_the_paper():
 @pytest.mark.parametrize("name", AXES)
 def test_parameters_are_counted_exactly(name: str):
     c = AXES[name]
-    modules = torch.nn.ModuleList([Encoder(c), Pooler(c), LMHead(c)])
+    modules = torch.nn.ModuleList([Encoder(c), Pooler(c), LMHead(c), TokenHead(c)])
     assert c.num_parameters() == sum(p.numel() for p in modules[0].parameters())
-    assert c.num_parameters("pooler", "lm_head") == sum(p.numel() for p in modules.parameters())
+    assert c.num_parameters("pooler", "lm_head", "replaced_token") == sum(p.numel() for p in modules.parameters())
 
 
 PUBLISHED = {  # of transformers, counted on the meta device
     "roberta-base": (("pooler",), 124_645_632 - 2 * 768),  # two rows of its position table are never used
     "distilbert-base": ((), 66_362_880),
     "gpt": (("lm_head",), 116_534_784),
+    "electra-small": (("replaced_token",), 13_549_057),
+    "electra-base": (("replaced_token",), 109_483_009),
+    "electra-large": (("replaced_token",), 335_142_913),
     "gpt2": (("lm_head",), 124_439_808),
     "gpt2-medium": (("lm_head",), 354_823_168),
     "gpt2-large": (("lm_head",), 774_030_080),
@@ -223,9 +226,22 @@ def test_published_sizes(name: str):
             assert sum(p.numel() for p in Encoder(PRESETS[name]).parameters()) == PRESETS[name].num_parameters()
 
 
-def test_electra_sizes():
-    electra = EncoderConfig(vocab_size=30522, hidden_size=256, num_attention_heads=4, embedding_size=128)
-    assert electra.num_parameters() + 256 * 256 + 256 + 256 + 1 == 13_549_057  # with the head of replaced tokens
+@pytest.mark.parametrize(("name", "fraction", "heads", "count"), [
+    ("electra-small", 0.25, 1, 4_620_026), ("electra-base", 1 / 3, 4, None), ("electra-large", 0.25, 4, None),
+])  # fmt: skip
+def test_sizes_of_generators(name: str, fraction: float, heads: int, count: int | None):
+    """Clark et al. 2020: a fraction of the hidden size, heads of 64 dimensions, embeddings of the same width."""
+    c = PRESETS[name].generator(fraction)
+    assert (c.num_attention_heads, c.hidden_size // heads, c.ffn_size) == (heads, 64, 4 * c.hidden_size)
+    assert (c.embedding_width, c.num_hidden_layers) == (PRESETS[name].embedding_width, PRESETS[name].num_hidden_layers)
+    theirs = transformers.ElectraConfig(
+        embedding_size=c.embedding_width, hidden_size=c.hidden_size, num_attention_heads=heads,
+        num_hidden_layers=c.num_hidden_layers, intermediate_size=c.ffn_size,
+    )  # fmt: skip
+    with torch.device("meta"):
+        published = transformers.ElectraForMaskedLM(theirs).num_parameters()
+    assert c.num_parameters("lm_head") == published
+    assert count in (None, published)
 
 
 @pytest.mark.parametrize(("fields", "message"), [

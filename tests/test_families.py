@@ -26,7 +26,7 @@ from bertworks.checkpoints.hf_mapping import (
 )
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import Encoder, LMHead
+from bertworks.models.encoder import Encoder, LMHead, TokenHead
 from bertworks.models.layout import Layout
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import Classification, MultipleChoice, SpanExtraction, TaskModel
@@ -53,18 +53,26 @@ SIZES = {
     "openai-gpt": transformers.OpenAIGPTConfig(
         vocab_size=90, n_embd=24, n_layer=3, n_head=4, n_positions=32, pad_token_id=0,
     ),
+    "electra": transformers.ElectraConfig(
+        vocab_size=90, embedding_size=16, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=40, max_position_embeddings=32,
+    ),
+    "electra-wide": transformers.ElectraConfig(  # without a projection, as in the base and large sizes
+        vocab_size=90, embedding_size=24, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=40, max_position_embeddings=32,
+    ),
     "gpt2": transformers.GPT2Config(
         vocab_size=90, n_embd=24, n_layer=3, n_head=4, n_inner=40, n_positions=32, pad_token_id=0, eos_token_id=0,
         bos_token_id=0,
     ),
 }  # fmt: skip
 NAMES = {
-    "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert", "openai-gpt": "OpenAIGPT",
-    "gpt2": "GPT2",
+    "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert", "electra": "Electra",
+    "electra-wide": "Electra", "openai-gpt": "OpenAIGPT", "gpt2": "GPT2",
 }  # fmt: skip
 HEADS = [
     (family, kind)
-    for family in ("bert", "roberta", "distilbert", "albert")
+    for family in ("bert", "roberta", "distilbert", "albert", "electra", "electra-wide")
     for kind in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
 ]
 
@@ -215,8 +223,9 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
 
 @pytest.mark.parametrize(("family", "kind"), [
     *((family, f"For{kind}") for family, kind in HEADS), *((f, "Model") for f in SIZES),
-    *((f, "ForMaskedLM") for f in ("bert", "roberta", "distilbert", "albert")), ("gpt2", "LMHeadModel"),
+    *((f, "ForMaskedLM") for f in SIZES if "gpt" not in f), ("gpt2", "LMHeadModel"),
     ("bert", "ForPreTraining"), ("albert", "ForPreTraining"), ("openai-gpt", "LMHeadModel"),
+    ("electra", "ForPreTraining"), ("electra-wide", "ForPreTraining"),
 ])  # fmt: skip
 def test_our_files_open_in_transformers(family: str, kind: str, tmp_path: Path):
     """No key is missing, unexpected, mismatched or initialized anew; what is read back computes the same."""
@@ -267,6 +276,32 @@ def test_both_heads_of_albert_and_their_gradients():
         assert (p.grad - wanted[name]).norm() <= 1e-5 * (wanted[name].norm() + 1e-3), name
 
 
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 2e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("family", ["electra", "electra-wide"])
+def test_the_discriminator_of_electra(family: str, dtype: torch.dtype, off: float):
+    """Its logits, its loss (the mean over the tokens that are attended to) and all gradients."""
+    theirs = theirs_of(family, "ForPreTraining").to(dtype)
+    config, state = ours_of(theirs, dtype)
+    encoder, head = Encoder(config).to(dtype).eval(), TokenHead(config).to(dtype)
+    encoder.load_state_dict(part(state, "encoder."))
+    head.load_state_dict(part(state, "replaced_token."))
+    ids, labels = torch.randint(5, 90, (sum(LENGTHS),)), torch.randint(2, (sum(LENGTHS),))
+    rows, mask = padded(ids, 0)
+    expected = theirs(rows, attention_mask=mask, labels=padded(labels, 0)[0])
+    logits = head(encoder(ids, Layout.of(LENGTHS))[-1])
+    assert (logits - expected.logits[mask.bool()]).abs().max() <= off
+    entropy, there = torch.nn.BCEWithLogitsLoss(), mask.bool()
+    loss = entropy(logits, labels.to(dtype))
+    assert (loss - expected.loss).abs() <= 2e-5  # transformers computes it in single precision
+    loss.backward()
+    entropy(expected.logits[there], labels.to(dtype)).backward()
+    wanted = from_huggingface({n: p.grad for n, p in theirs.named_parameters()}, config)
+    for name, p in [*encoder.named_parameters("encoder"), *head.named_parameters("replaced_token")]:
+        assert p.grad is not None
+        difference = (p.grad - wanted[name]).norm()
+        assert difference <= (1e-4 if dtype == torch.float32 else 1e-10) * (wanted[name].norm() + 1e-6), name
+
+
 def test_dropouts_of_distilbert_are_written_as_read():
     settings = SIZES["distilbert"].to_dict()
     config = config_from_huggingface(settings)
@@ -305,6 +340,8 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
     ("albert", {"inner_group_num": 2}, "inner_group_num is 2: only 1 is supported for albert"),
     ("albert", {"hidden_size": 128}, "embedding_size and hidden_size are both 128: a projection between equal widths"),
     ("openai-gpt", {"afn": "silu"}, "afn is 'silu': expected one of gelu, relu"),
+    ("electra", {"hidden_act": "relu"}, "hidden_act is 'relu': only 'gelu' is supported for electra"),
+    ("electra", {"summary_type": "last"}, "summary_type is 'last': only 'first'"),
     ("xlnet", {}, "the family .xlnet. is not supported yet: expected one of bert"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
@@ -329,6 +366,7 @@ def test_names_of_another_family_are_refused(family: str):
     ("albert", {"embedding_size": 24, "hidden_act": "gelu_tanh", "token_dropout": True},
      r"files of albert have a projection .*\n  hint: --set encoder.embedding_size=12"),
     ("gpt2", {}, "encoder.type_vocab_size is 2: files of gpt2 can only hold 0"),
+    ("electra", {}, "encoder.pooler is 'first_tanh': files of electra can only hold 'first_gelu'"),
     ("gpt3", {}, "family is 'gpt3': expected one of bert, roberta"),
 ])  # fmt: skip
 def test_a_network_that_files_cannot_describe_is_not_written(family: str, fields: dict, message: str):

@@ -36,6 +36,7 @@ from gpt import write_gpt2
 from hints import ROOT, TESTED, VERBS, Shell, templates
 from safetensors.torch import load_file
 from served import write_head
+from test_electra import TINY
 from tiny import write_recipe
 from treebanks import write_treebank
 
@@ -66,6 +67,7 @@ NETWORK = "the command needs the network"
 GPU = "the message needs a GPU"
 NOT_ADVICE = "no advice: a heading, a help text, or what an option means"
 NOT_TYPED = {  # why a template is not tested here
+    "-base|-small|,": "a pattern, not an option",
     "pip install --no-deps --force-reinstall {}": NETWORK,
     "pip install --no-deps {}; or {}": NETWORK,
     "ask for it: --model {}": NETWORK,
@@ -1953,7 +1955,8 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
     monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
     words = ["pretrain", text, "-o", "out", "--estimate"]
     smaller = "; or --recipe {}: a smaller model is then chosen for the time"
-    for recipe, title in (("bert-base", "BERT-tiny"), ("albert-base", "ALBERT-tiny")):
+    titles = {"bert-base": "BERT-tiny", "albert-base": "ALBERT-tiny", "electra-small": "ELECTRA-tiny"}
+    for recipe, title in titles.items():
         answer = shell.works(*words, "--recipe", recipe, "--budget", "20m")
         advice = shell.shows(answer, "{}. Use --budget {}m, for {} steps{}")
         longer = re.search(r"--budget \d+m", advice)[0].split()  # type: ignore[index]
@@ -1962,6 +1965,35 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
         answer = shell.works(*words, *family, "--budget", "60m")
         assert title in answer
         assert "too few" not in answer
+
+
+@says('bertworks generate {} "This is the"')
+def test_a_new_model_that_reads_from_left_to_right(shell: Shell, text: Path) -> None:
+    sizes = ("encoder.hidden_size=32", "encoder.num_hidden_layers=1", "encoder.num_attention_heads=2",
+             "vocabulary.size=400", "train.held_out_sequences=8", "train.phases.0.num_steps=2",
+             "train.phases.0.batch_size=4", "train.phases.0.sequence_length=32")  # fmt: skip
+    options = [word for size in sizes for word in ("--set", size)]
+    answer = shell.works("pretrain", text, "-o", "a run", "--recipe", "gpt2", *options, "--device", "cpu")
+    assert "This is the" in shell.types(shell.shows(answer, 'bertworks generate {} "This is the"'))
+
+
+@says('bertworks explain {} "The chef ate the idea."', "detect([text])[0]",
+      "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER")  # fmt: skip
+def test_advice_of_a_discriminator(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(Path("electra.toml"), *TINY, ("num_steps = 40", "num_steps = 2"))
+    answer = shell.works("pretrain", text, "-o", "a run", "--recipe", recipe, "--device", "cpu")
+    advice = shell.shows(answer, 'bertworks explain {} "The chef ate the idea."')
+    assert "as a replaced word" in shell.types(advice)
+    loaded = bertworks.load("a run", device="cpu")
+    with pytest.raises(BertworksError) as error:
+        loaded.detect("a film")
+    found = eval(f"loaded.{shell.shows(error.value.hint, 'detect([text])[0]')}", {"loaded": loaded, "text": "a film"})
+    assert found["text"] == "a film"
+    write_reviews(Path("a run/DATA.csv"), 40)
+    monkeypatch.chdir("a run")
+    command = "bertworks finetune DATA.csv --model . --recipe electra -o CLASSIFIER"
+    shell.types(shell.shows(Path("README.md").read_text(), command), "--device", "cpu")
+    assert about("CLASSIFIER")["labels"] == ["neg", "pos"]
 
 
 def extras() -> dict[str, list[str]]:

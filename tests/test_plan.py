@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertworks.batching.sampling import SamplingConfig
-from bertworks.checkpoints.hf_mapping import check_representable
+from bertworks.checkpoints.hf_mapping import can_hold, check_representable
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
@@ -20,7 +20,8 @@ from bertworks.training.budget import (
     random_batch,
     size_preset_for,
 )
-from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe
+from bertworks.training.objectives import heads_of
+from bertworks.training.recipe import Phase, Recipe, TrainConfig, family_recipe, load_recipe
 
 TINY = EncoderConfig(
     vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
@@ -109,6 +110,36 @@ def test_more_training_of_an_albert_has_its_objectives():
     recipe = choose_recipe(600, 1e11, 10**9, PRESETS["albert-base"], load_recipe("albert-base"))
     assert replace(recipe.encoder, hidden_dropout=0.0, attention_dropout=0.0) == PRESETS["albert-base"]
     assert list(recipe.weights) == ["masked_lm", "sentence_order"]
+
+
+@pytest.mark.parametrize("exponent", range(9, 24, 2))
+def test_electra_keeps_its_family_at_every_size(exponent: int):
+    family = family_recipe("electra")
+    assert family == load_recipe("electra-small")
+    recipe, bert = (choose_recipe(3600, 10.0**exponent, 10**8, family=one) for one in (family, None))
+    assert parse_as(Recipe, dump_recipe(recipe), "r.toml") == recipe
+    assert recipe.title == bert.title.replace("BERT", "ELECTRA")
+    assert recipe.weights == {"masked_lm": 1, "replaced_token": 50}
+    assert (recipe.masking.mask, recipe.masking.random, recipe.masking.max_predictions) == (0.85, 0, 0)
+    assert recipe.sampling.format == "one_segment"
+    assert (recipe.train, recipe.generator_size) == (bert.train, 0.25)
+    c, other = recipe.encoder, bert.encoder
+    check_representable(c, 0)
+    assert can_hold(c.family, heads_of(recipe.weights))
+    assert (c.num_hidden_layers, c.hidden_size) == (other.num_hidden_layers, other.hidden_size)
+    assert c.embedding_width == min(128, c.hidden_size // 2)
+
+
+def test_the_size_of_a_generator_is_kept():
+    family = replace(load_recipe("electra-small"), generator_size=0.5)
+    assert choose_recipe(3600, 1e12, 10**8, family=family).generator_size == 0.5
+
+
+def test_more_training_of_electra_keeps_its_objectives():
+    encoder = PRESETS["electra-small"]
+    recipe = choose_recipe(600, 1e11, 10**9, encoder, family_recipe("electra"))
+    assert replace(recipe.encoder, hidden_dropout=0.1, attention_dropout=0.1) == encoder
+    assert recipe.weights == {"masked_lm": 1, "replaced_token": 50}
 
 
 def test_titles_say_how_long():

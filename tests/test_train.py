@@ -252,13 +252,17 @@ def test_matrices_decay_and_vectors_do_not():
     assert len(decayed["params"]) + len(kept["params"]) == len(names)
 
 
-def test_rates_fall_layer_by_layer_from_the_heads_to_the_embeddings():
+@pytest.mark.parametrize("offset", [0, 1])
+def test_rates_fall_layer_by_layer_from_the_heads_to_the_embeddings(offset: int):
+    """With an offset of 1 the exponents are those of google-research/electra: n_layers + 2 - depth, where the depth of
+    embeddings is 0, of the last block n_layers, of heads n_layers + 2."""
     model = make_model()
-    optimizer = make_optimizer(model, OptimizerConfig(layer_decay=0.5))
+    optimizer = make_optimizer(model, OptimizerConfig(layer_decay=0.5, layer_decay_offset=offset))
     update(optimizer, 1.0, torch.tensor(1.0), 1.0)
     names = {id(p): name for name, p in model.named_parameters()}
     rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
     parts = {"encoder.embeddings.": 1 / 8, "encoder.blocks.0.": 1 / 4, "encoder.blocks.1.": 1 / 2}
+    parts = {name: rate / 2**offset for name, rate in parts.items()}
     assert rates == {name: next((parts[p] for p in parts if name.startswith(p)), 1.0) for name in names.values()}
 
 

@@ -3,6 +3,7 @@ writes what it saw. torchrun, which imports three times, starts those of two_pre
 
 import multiprocessing
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 
@@ -15,17 +16,27 @@ from test_train import SMALL
 from bertworks.batching.batch import Batches, ExampleStream
 from bertworks.batching.masking import Masker, MaskingConfig
 from bertworks.training.loop import train
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import BERT, PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.recipe import ObjectiveKind
 
 
 def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    """Losses and norms of four steps, and the optimizer's first moments after the first."""
+    """Losses and norms of four steps, and the optimizer's first moments after the first: of BERT and of ELECTRA."""
+    results = {}
+    for family, kinds in (("bert", BERT), ("electra", {"masked_lm": 1.0, "replaced_token": 50.0})):
+        result = _learned(rank, world_size, kinds)
+        results |= {f"{name}/{family}": value for name, value in result.items()}
+    return results
+
+
+def _learned(rank: int, world_size: int, kinds: Mapping[ObjectiveKind, float]) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    model = PretrainingModel(replace(SMALL, vocab_size=1000))
+    model = PretrainingModel(replace(SMALL, vocab_size=1000, embedding_size=16), kinds, generator_size=0.5)
     c = OptimizerConfig(learning_rate=1e-3, warmup=0.5)
     optimizer = make_optimizer(model, c)
-    stream = ExampleStream(Numbers(50), Masker(MaskingConfig(), 4, np.ones(1000, bool)))
+    masker = Masker(MaskingConfig(), 4, np.ones(1000, bool), replaces="replaced_token" in kinds)
+    stream = ExampleStream(Numbers(50), masker)
     batches = Batches(stream, 13, 40, rank, world_size)  # one process may have more micro-batches than the other
     result = {}
     for step in train(model, optimizer, batches, c, 4):

@@ -86,12 +86,17 @@ class NextTokens:
 
 
 class Masker:
-    """starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens."""
+    """starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens.
+    replaces: whether there is a target "replaced_token": at the masked positions uniform numbers, float32 from 0 to
+        below 1, by which a generator draws tokens.
+    """
 
     def __init__(
-        self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_], special_ids: Collection[int] = ()
-    ):
+        self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_], special_ids: Collection[int] = (),
+        replaces: bool = False,
+    ):  # fmt: skip
         self.config, self.mask_id, self.starts_word, self.dynamic = c, mask_id, starts_word, c.dynamic
+        self.replaces = replaces
         self.span_edges = np.cumsum(c.spans) / sum(c.spans)
         excluded = sorted(special_ids) if c.special_tokens == "predicted" else []
         self.replacements = np.delete(np.arange(len(starts_word)), excluded)
@@ -109,8 +114,10 @@ class Masker:
         other = positions[(draws >= self.config.mask) & (draws < self.config.mask + self.config.random)]
         # The original draws from the whole vocabulary, special tokens too.
         input_ids[other] = self.replacements[generator.integers(len(self.replacements), size=len(other))]
-        masked_lm = Target(positions, s.input_ids[positions])
-        return Example(input_ids, s.token_type_ids, {"masked_lm": masked_lm, **s.targets})
+        targets = {"masked_lm": Target(positions, s.input_ids[positions]), **s.targets}
+        if self.replaces:
+            targets["replaced_token"] = Target(positions, generator.random(len(positions), np.float32))
+        return Example(input_ids, s.token_type_ids, targets)
 
     def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
         candidates = np.flatnonzero(~s.special | (self.config.special_tokens == "predicted"))
@@ -137,8 +144,10 @@ class Masker:
         return np.flatnonzero(closed & ~s.special)
 
 
-def make_targets(tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"]) -> TargetMaker:
-    """What is predicted of the tokens: masked ones, or each next one.
+def make_targets(
+    tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"], replaces: bool = False
+) -> TargetMaker:
+    """What is predicted of the tokens: masked ones, or each next one. replaces: see `Masker`.
 
     Raises:
         BertworksError: masked ones, and the tokenizer has no mask token.
@@ -147,4 +156,4 @@ def make_targets(tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["mas
         return NextTokens()
     if tokenizer.mask_id < 0:
         raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
-    return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids)
+    return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids, replaces)

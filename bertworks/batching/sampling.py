@@ -1,4 +1,4 @@
-"""How a corpus is cut into sequences: pairs of segments (BERT, ALBERT), or full sentences (RoBERTa).
+"""How a corpus is cut into sequences: pairs of segments (BERT, ALBERT), full sentences (RoBERTa), parts (ELECTRA).
 
 The cuts depend on random numbers and on one another, so they are planned once, from lengths alone. A plan has a few
 numbers per sequence; then any sequence is one look-up. A plan may be larger than memory: it is made block by block and
@@ -25,7 +25,8 @@ from bertworks.text.tokenizer import Template
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
-Format = Literal["next_sentence", "sentence_order", "full_sentences", "stream"]
+Format = Literal["next_sentence", "sentence_order", "full_sentences", "stream", "one_segment"]
+SINGLE_RATE = 0.1  # of sequences of one segment, in the format of this name
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
 
@@ -35,10 +36,12 @@ class SamplingConfig(Settings):
 
     format: "next_sentence" (Devlin et al. 2019, section 3.1); "sentence_order" (Lan et al. 2020, section 3.1: two
     segments that follow each other, in half of the pairs in the wrong order); "full_sentences" (Liu et al. 2019,
-    section 4.2: whole sentences without pairs, crossing documents with an extra [SEP]); or "stream": all tokens in the
+    section 4.2: whole sentences without pairs, crossing documents with an extra [SEP]); "stream": all tokens in the
     order of the text, cut into equal lengths, with the token that ends a text after each document (Radford et al. 2018,
-    2019).
-    short_rate: fraction of the documents that are cut to a random shorter length (`short_seq_prob`).
+    2019); or "one_segment" (google-research/electra: a part of one document, nine of ten times divided into two
+    segments).
+    short_rate: fraction of the documents, or with "one_segment" of the sequences, that are cut to a random shorter
+    length (`short_seq_prob`).
     copies: how often the corpus is cut, with other random numbers each time (`dupe_factor`).
     """
 
@@ -326,11 +329,55 @@ class Stream(FullSentences):
         return TokenSequence(ids, np.zeros_like(ids), (np.arange(len(pieces)) % 2 == 1).repeat(lengths), {})
 
 
+class OneSegment(Sampler):
+    """`build_pretraining_dataset.py` of google-research/electra: sentences of one document are collected up to the
+    length. The first half of the length is segment A, the rest segment B; one of ten sequences has no B. What does not
+    fit at the end of a segment is left out. A plan row is four numbers: first and last token of A and of B."""
+
+    targets = ()
+    segments = 2
+    columns = 4
+
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+        sentences, edges = self.store.sentences, self.store.documents
+        for copy, d in product(range(self.config.copies), documents.tolist()):
+            starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
+            coin, i, count = Random(f"segments {self.seed} {copy} {starts[0]}").random, 0, len(starts) - 1
+            while i < count:
+                target = self.max_length
+                if coin() < self.config.short_rate:
+                    target = 5 + int(coin() * (self.max_length - 4))  # uniform from 5 to the length
+                end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
+                yield self._segments(starts[i : end + 1], target, coin)
+                i = end
+
+    def _segments(self, starts: list[int], target: int, coin: Callable[[], float]) -> tuple[int, int, int, int]:
+        """A row. starts: first tokens of the sentences, and the end of the last one."""
+        one, two = (self.template.num_special(n) for n in (1, 2))
+        half, split = (target - two) // 2, 1  # sentences of A
+        if coin() < SINGLE_RATE:
+            split = len(starts) - 1
+        while split < len(starts) - 1:  # a sentence that crosses the middle belongs to A half of the time
+            size, longer = (starts[n] - starts[0] for n in (split, split + 1))
+            if longer >= half and not (size < half and coin() < 0.5):
+                break
+            split += 1
+        a_end = min(starts[split], starts[0] + self.max_length - one)
+        b_end = min(starts[-1], starts[split] + max(0, self.max_length - two - (a_end - starts[0])))
+        return starts[0], a_end, starts[split], b_end
+
+    def __getitem__(self, i: int) -> TokenSequence:
+        a, a_end, b, b_end = self.plan[i].tolist()
+        segments = [self.store.tokens[a:a_end], self.store.tokens[b:b_end]]
+        return add_special_tokens(segments[: 1 + (b < b_end)], self.template)
+
+
 FORMATS: Mapping[Format, type[Sampler]] = {
     "next_sentence": NextSentencePairs,
     "sentence_order": SentenceOrderPairs,
     "full_sentences": FullSentences,
     "stream": Stream,
+    "one_segment": OneSegment,
 }
 
 

@@ -56,8 +56,8 @@ class _Parameter(NamedTuple):
 
 
 def component_names(state: Iterable[str]) -> frozenset[str]:
-    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence, sentence_order, classifier, span,
-    recurrent."""
+    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence, sentence_order, replaced_token,
+    classifier, span, recurrent."""
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
@@ -190,6 +190,7 @@ def config_to_huggingface(
     require(config.hidden_act in activations, what, hint=f"use {' or '.join(activations)}")
     values = vars(config) | {
         "intermediate_size": config.ffn_size,
+        "embedding_size": config.embedding_width,
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
         "hidden_act": activations[config.hidden_act],
     }
@@ -295,8 +296,8 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     family, hidden = FAMILIES[config.family], config.hidden_size
     sizes = {
         "V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size,
-        "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "2": 2, "L": _ANY, "A": _ANY,
-        "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
+        "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "1": 1, "2": 2,
+        "L": _ANY, "A": _ANY, "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
     }  # fmt: skip
     for kind, of_class in family.by_class.items():
         if all(name.replace("*", "weight") in names for _, *theirs in of_class.values() for name in theirs):
@@ -304,6 +305,8 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     rows = {**family.rows, **family.pretraining_rows, **family.by_class.get(architecture or "", {}), **_RECURRENT}
     entries = []
     for ours, (axes, *theirs) in rows.items():
+        if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
+            continue
         shape = tuple(sizes[axis] for axis in axes.split())
         unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
         for number in map(str, range(config.num_groups)) if "#" in ours else [""]:

@@ -58,6 +58,7 @@ def pretraining_card(
     held_out: Mapping[str, float],
     versions: Mapping[str, str],
     mask_token: str | None = "[MASK]",
+    detects: bool = False,
     **counts: int,
 ) -> str:
     """The card of a pre-trained model.
@@ -69,6 +70,7 @@ def pretraining_card(
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
         mask_token: None: the model has none, and continues texts.
+        detects: whether it predicts which tokens were replaced.
         counts: `parameters` of the network and its heads; `steps` and `tokens` of the training.
     """
     start = "The capital of France is"
@@ -86,4 +88,5 @@ def pretraining_card(
         "recipe": render_code("toml", recipe),
         "software": render_table(("Package", ""), versions),
     }
-    return fill_template(Path(__file__).with_name("pretrained.md"), **values, **counts)
+    template = "discriminator.md" if detects else "pretrained.md"
+    return fill_template(Path(__file__).with_name(template), **values, **counts)

@@ -366,6 +366,8 @@ def check_components(components: Collection[str], needs: Collection[str], folder
     if missing := sorted(set(needs) - set(components)):
         what = f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})"
         hint = "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining"
+        if "lm_head" in missing and (folder / "generator").is_dir():  # of a discriminator
+            hint = f"its generator has one: use {quoted(folder / 'generator')}"
         raise BertworksError(what, where=str(folder), hint=hint)
 
 

@@ -21,7 +21,8 @@ import numpy as np
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
 from bertworks.batching.sampling import FORMATS, Format
-from bertworks.checkpoints.model_folder import TaskConfig, load_model
+from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.model_folder import TaskConfig, check_components, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
@@ -29,6 +30,7 @@ from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
 from bertworks.events import Event, no_notes, printable
+from bertworks.inference.detect import detection_figures, load_with_generator
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import is_better, score
@@ -42,7 +44,11 @@ from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.encoder import Pooling
 from bertworks.runs.prepare import read_text
-from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
+from bertworks.runs.pretrain_job import (
+    held_out_batches,
+    masked_examples,
+    split_long_documents,
+)
 from bertworks.runs.report import write_errors
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
@@ -156,6 +162,9 @@ def evaluate_mlm(
     prediction if the model has such a head and the text two documents, one of them of two sentences. 15 % of the tokens
     are masked, 80/10/10, always the same ones.
 
+    Of an ELECTRA discriminator: these figures of the generator in its folder; and loss, accuracy, area under the ROC
+    curve (`replaced_token_auc`) of the discriminator, and the fraction of the tokens that were replaced.
+
     Args:
         model: a folder, or the name of a model on the Hugging Face hub.
         inputs: as in `pretrain`, without shards.
@@ -168,7 +177,11 @@ def evaluate_mlm(
         UsageError: sequences longer than the model can read.
         BertworksError: no such model, no text.
     """
-    config, state, tokenizer = load_model(resolve_model(model), needs={"encoder", "lm_head"})
+    path = resolve_model(model)
+    config, state, tokenizer = load_model(path, needs={"encoder"})
+    detects = "replaced_token" in component_names(state)
+    if not detects:
+        check_components(component_names(state), {"lm_head"}, path)
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
     if not 5 <= length <= longest:
@@ -181,16 +194,21 @@ def evaluate_mlm(
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
         format = _format_for(parts) if len(every) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
-        network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
-        network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+        if detects:
+            network = load_with_generator(path, config)
+        else:
+            network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
+            network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
         batches = held_out_batches(
-            store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40
-        )
+            store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40,
+            replaces=detects,
+        )  # fmt: skip
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
         means = evaluate(network.to(choose_device(device)), batches, precision)
     sequences = sum(batch.layout.num_sequences for batch in batches)
-    return figures(means) | {"sequences": float(sequences), "masked_tokens": float(means["masked_lm"].count)}
+    curve = detection_figures(network, batches) if detects else {}
+    return figures(means) | curve | {"sequences": float(sequences), "masked_tokens": float(means["masked_lm"].count)}
 
 
 def _format_for(parts: Collection[str]) -> Format:

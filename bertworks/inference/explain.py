@@ -27,6 +27,7 @@ from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion
 from bertworks.inference.decoding import Answer
+from bertworks.inference.detect import load_discriminator
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
@@ -56,6 +57,8 @@ class Explanation:
     occlusion: float64 [w]: by how much the output falls without a word.
     attention: of each layer float32 [heads, n, n]: attention of a token (row) to another (column).
     similarity: float32 [layers + 1, n, n]: cosine similarity of tokens after each layer, embeddings first.
+    replaced: float64 [w]: of a discriminator (ELECTRA) the probability that a word was replaced: the highest of its
+        tokens; None: another model.
     """
 
     model: str
@@ -71,6 +74,7 @@ class Explanation:
     attention: tuple[NDArray[np.float32], ...]
     similarity: NDArray[np.float32]
     notes: tuple[str, ...] = ()
+    replaced: NDArray[np.float64] | None = None
 
     @property
     def word_gradients(self) -> NDArray[np.float64] | None:
@@ -97,6 +101,8 @@ class Explanation:
             values |= {"gradients": words.tolist(), "completeness_error": g.error, "steps": g.steps}
         if self.occlusion is not None:
             values["occlusion"] = self.occlusion.tolist()
+        if self.replaced is not None:
+            values["replaced"] = self.replaced.tolist()
         return values | {"baseline": self.baseline, "notes": self.notes}
 
     def __str__(self) -> str:
@@ -159,6 +165,7 @@ class _Prediction(NamedTuple):
     answer: Rows
     notes: Sequence[str]
     frozen: bool = False  # the encoder has no gradients
+    replaced: NDArray[np.float64] | None = None  # [n]: probabilities of the tokens
 
 
 def explain(
@@ -172,21 +179,21 @@ def explain(
     of the tokens after every layer.
 
     The attributed output is the log-odds of the label; the value of a regression; the tag of a word; the score of the
-    answer or choice; or, for a pre-trained model, the log-odds of the token at the first [MASK]. Without a [MASK], or
-    without a head, there are no attributions.
+    answer or choice; for a pre-trained model, the log-odds of the token at the first [MASK]; for a discriminator, the
+    log-odds that a word was replaced. Without a [MASK], or without a head, there are no attributions.
 
     Args:
         model: a folder or a name, pre-trained or fine-tuned; or an open model, which stays on its device.
         texts: one; or a pair, a question and its context, a prompt and its choices.
-        target: what to explain instead of the prediction: a label; a word whose tag; another token for [MASK].
+        target: what to explain instead of the prediction: a label; a word, for tags and replaced words; another token
+            for [MASK].
         baseline: the token that stands for "no information": [MASK], or [PAD].
 
     Raises:
         UsageError: the model cannot read the texts, or does not have the target.
         BertworksError: no such model.
     """
-    source = open_model(model, device)
-    t = source.tokenizer
+    t = (source := open_model(model, device)).tokenizer
     if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0:
         raise UsageError(f"the baseline {baseline!r} is not known to this tokenizer", hint="use mask or pad")
     p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
@@ -219,6 +226,7 @@ def explain(
         attention=tuple(layer[0].float().cpu().numpy() for layer in p.encoder.attention_maps(states, batch.layout)),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
         notes=tuple(p.notes),
+        replaced=None if p.replaced is None else np.array([p.replaced[a:b].max() for a, b in spans]),
     )
 
 
@@ -236,6 +244,8 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     if not 1 <= len(texts) <= 2:
         raise UsageError(f"{len(texts)} texts: a pre-trained model reads one, or a pair")
     t = source.tokenizer
+    if "replaced_token" in component_names(source.state):
+        return _discriminated(source, texts, target)
     network = load_masked_lm(source)[0] if "lm_head" in component_names(source.state) else None
     encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
@@ -256,6 +266,32 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     else:
         attributed, answer = _masked(network, t, example, target)
     return _Prediction(encoder, network and network.scores, attributed, answer, notes)
+
+
+def _discriminated(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
+    """Of an ELECTRA discriminator: the words that were most probably replaced. The log-odds of one of them is
+    attributed."""
+    t, network = source.tokenizer, load_discriminator(source)
+    encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
+    ids, types = (np.array(values, np.int64) for values in (encoding.ids, encoding.type_ids))
+    example = Example(ids, types, {"replaced_token": Target(np.zeros(0, np.int64), np.zeros(0, np.int64))})
+    with torch.no_grad():
+        batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
+        probabilities = torch.sigmoid(network.logits(batch)[:, 0].float()).double().cpu().numpy()
+    special = {*t.template.prefix, *t.template.between, *t.template.suffix}
+    spans = [(a, b) for a, b in _words(ids, t, t.pad_id)[0] if ids[a] not in special]
+    words = [t.decode(ids[a:b], skip_special_tokens=False).strip() for a, b in spans]
+    if not words or (target is not None and target not in words):
+        what = "the text has no words" if not words else f"the word {target!r} is not in the text"
+        raise UsageError(what, hint=f"use one of {', '.join(words[:20])}" if words else "give a text")
+    places = [a + int(probabilities[a:b].argmax()) for a, b in spans]  # the token that decides
+    best = sorted(range(len(words)), key=lambda n: -probabilities[places[n]])
+    chosen = best[0] if target is None else words.index(target)
+    name = f"“{words[chosen]}” as a replaced word (log-odds)"
+    answer = tuple((words[n], f"{probabilities[places[n]]:.1%}") for n in best[:MOST_ANSWERS])
+    attributed: _Attributed = example, name, lambda x: x[:, places[chosen], 0]
+    notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
+    return _Prediction(network.encoder, network.logits, attributed, answer, notes, replaced=probabilities)
 
 
 def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: str | None) -> tuple[_Attributed, Rows]:

@@ -9,6 +9,7 @@ from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.errors import BertworksError, listed
 from bertworks.inference.causal_lm import Score
 from bertworks.inference.decoding import Answer
+from bertworks.inference.detect import Detection, detect
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import Explanation, explain
@@ -19,13 +20,17 @@ from bertworks.interop.convert import convert
 from bertworks.io.tables import Data
 from bertworks.training.device import Precision, PrecisionOption
 
-Ability = Literal["embed", "explain", "fill", "generate", "score", "predict"]
+Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]
 _WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do instead
     "embed": ("its hidden states were not exported", "export it again with --encoder, or load what it was made of"),
     "explain": ("an exported model gives no attributions", "load the model that it was exported from"),
     "fill": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
     "generate": ("it reads in both directions", "use fill, with a mask in the text"),
     "score": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
+    "detect": (
+        "it has no head for replaced tokens",
+        "load an ELECTRA discriminator: pretrain(..., recipe='electra')",
+    ),
     "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
 }
 
@@ -56,16 +61,19 @@ class LoadedModel:
 
     @cached_property
     def can(self) -> tuple[Ability, ...]:
-        """The methods that this model supports: "embed", "explain", "fill", "generate", "score", "predict"."""
+        """The methods that this model supports: "embed", "explain", "fill", "generate", "score", "detect",
+        "predict"."""
         predicts: list[Ability] = ["predict"] if self._opened.has_task else []
         if self._opened.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config.family)
-            fills = self._opened.settings.get("architectures") == [pretrained]
-            return tuple(predicts or (["fill"] if fills else ["embed"]))
+            is_lm = self._opened.settings.get("architectures") == [pretrained]
+            return tuple(predicts or (["fill"] if is_lm else ["embed"]))
         if self.config.direction == "left_to_right":  # a plain head is the embedding matrix, which every file has
             return ("embed", "explain", "generate", "score", *predicts)
-        fills = "lm_head" in components_in_file(self._opened.weights, self.config)
-        return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
+        parts = components_in_file(self._opened.weights, self.config)
+        fills: list[Ability] = ["fill", "score"] if "lm_head" in parts else []
+        detects: list[Ability] = ["detect"] if "replaced_token" in parts else []
+        return ("embed", "explain", *fills, *detects, *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
         """The vector of each text, float32 [texts, dimension], as the model's own files say how; else the mean of its
@@ -126,6 +134,16 @@ class LoadedModel:
         sentences = listed(sentences, "score([text])[0]")
         return list(score(self._opened, sentences, within_word=within_word, precision=self._precision))
 
+    def detect(self, texts: Iterable[str]) -> list[Detection]:
+        """For each token of each text the probability that it was replaced: see `bertworks.inference.detect.detect`.
+
+        Raises:
+            UsageError: one text and no list.
+            BertworksError: a text without tokens; the model has no head for replaced tokens.
+        """
+        self._check("detect")
+        return list(detect(self._opened, listed(texts, "detect([text])[0]"), precision=self._precision))
+
     def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.
 
@@ -169,14 +187,14 @@ class LoadedModel:
 
 
 def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto") -> LoadedModel:
-    """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`, `predict`, `explain`,
-    `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
+    """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`, `detect`, `predict`,
+    `explain`, `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
         device: "auto", "cpu" or "cuda".
         precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`;
-            fills and explanations are in fp32, scores in bf16 if `precision` is bf16.
+            fills and explanations are in fp32, scores and replaced tokens in bf16 if `precision` is bf16.
 
     Raises:
         BertworksError: no such model, or files that are damaged or not of a BERT.

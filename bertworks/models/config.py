@@ -5,7 +5,7 @@
 """
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ LIMITS = {  # beyond these a configuration is a mistake or an attack, not a mode
 }
 _MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
 
-Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order"]
+Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
 PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
 
 
@@ -132,12 +132,26 @@ class EncoderConfig:
         """Blocks with parameters of their own."""
         return self.num_hidden_groups or self.num_hidden_layers
 
+    def generator(self, fraction: float) -> "EncoderConfig":
+        """The network that replaces tokens for this one (Clark et al. 2020, section 3.2): as many layers, a fraction of
+        the hidden size, heads of 64 dimensions, embeddings of the same width."""
+        hidden = max(1, round(self.hidden_size * fraction))
+        heads = next(n for n in range(max(1, hidden // 64), 0, -1) if hidden % n == 0)
+        return replace(
+            self, hidden_size=hidden, num_attention_heads=heads, intermediate_size=4 * hidden,
+            embedding_size=self.embedding_width,
+        )  # fmt: skip
+
+    @property
+    def num_table_parameters(self) -> int:
+        """Parameters of the embeddings of tokens, positions and token types."""
+        positions = self.max_position_embeddings if self.position_embedding_type == "learned" else 0
+        return (self.vocab_size + self.type_vocab_size + positions) * self.embedding_width
+
     def num_parameters(self, *heads: Head) -> int:
         """Parameters of the encoder and of the heads that are named. Shared and tied ones count once."""
         hidden, width, inner = self.hidden_size, self.embedding_width, self.ffn_size
-        rows = self.vocab_size + self.type_vocab_size
-        rows += self.max_position_embeddings if self.position_embedding_type == "learned" else 0
-        count = (rows + 2 * self.embedding_norm) * width
+        count = self.num_table_parameters + 2 * self.embedding_norm * width
         count += (width + 1) * hidden if width != hidden else 0
         count += self.num_groups * (4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner)
         count += 2 * hidden if self.norm_first else 0
@@ -146,6 +160,7 @@ class EncoderConfig:
         if "lm_head" in heads:
             count += (hidden * width + 3 * width) * (self.lm_head == "transform")
             count += self.vocab_size if self.lm_head != "plain" else 0
+        count += (hidden + 1) * (hidden + 1) if "replaced_token" in heads else 0
         return count + (2 * hidden + 2) * len({"next_sentence", "sentence_order"} & {*heads})
 
     def flops_per_token(self, sequence_length: int, predictions: float, finished: float = 1.0) -> float:

@@ -4,6 +4,7 @@
 - `Block`: attention and feed-forward, written only here
 - `Encoder`: embeddings and blocks
 - `Pooler`, `LMHead`, `OutputLayer`: hidden states -> a vector per sequence, logits of the vocabulary, logits of a task
+- `TokenHead`: hidden states -> a logit per token
 - `pool`: the hidden states of a sequence -> one vector, without parameters
 - `BiLSTM`: vectors -> vectors that depend on all tokens before and behind
 - `meta_device_init`: shapes without memory; `init_local_attention`: a start with attention to the neighbours
@@ -300,6 +301,22 @@ class LMHead(nn.Module):
     def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
         """x [M, hidden], embeddings [V, width] -> logits [M, V]."""
         return F.linear(self.transform(x), embeddings, self.bias)
+
+
+class TokenHead(nn.Module):
+    """Hidden states -> one logit per token, through a dense layer and the activation: whether a token was replaced
+    (Clark et al. 2020, section 2)."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.dense = Linear(c.hidden_size, c.hidden_size)
+        self.activation = ACTIVATIONS[c.hidden_act]
+        self.output = nn.Linear(c.hidden_size, 1)
+        initialize(self, c)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> logits [T]."""
+        return self.output(self.activation(self.dense(x))).squeeze(-1)  # type: ignore[no-any-return]
 
 
 Pooling = Literal["mean", "cls", "max", "last-four"]

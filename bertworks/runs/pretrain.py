@@ -36,7 +36,7 @@ from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
-from bertworks.training.objectives import heads_of
+from bertworks.training.objectives import heads_of, num_trained
 from bertworks.training.recipe import Recipe, family_recipe, load_recipe, packaged_recipes
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -144,7 +144,8 @@ class Estimate:
     """The cost of a run."""
 
     title: str
-    parameters: int
+    parameters: int  # of the model
+    trained: int  # parameters, with those of a generator
     memory: int  # bytes of the training process
     steps: int
     tokens: int
@@ -156,10 +157,15 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def _others(self) -> str:
+        others = self.trained - self.parameters
+        return f", and {others:,} of the generator" if others else ""
+
     def __str__(self) -> str:
         return (
             f"recipe       {self.title}\n"
-            f"parameters   {self.parameters:,}\n"
+            f"parameters   {self.parameters:,}{self._others}\n"
             f"memory       {self.memory / 1e9:.1f} GB\n"
             f"steps        {self.steps:,}\n"
             f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)\n"
@@ -228,6 +234,8 @@ def _next_command(job: PretrainJob, output: Path) -> str:
     """What to try with the new model."""
     if job.recipe.token_objective == "causal_lm":
         return f'bertworks generate {quoted(output)} "This is the"'
+    if "replaced_token" in job.recipe.weights:
+        return f'bertworks explain {quoted(output)} "The chef ate the idea."'
     return f'bertworks fill {quoted(output)} "This is the {job.tokenizer.special_tokens["mask_token"]}."'
 
 
@@ -241,13 +249,15 @@ def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **opt
     if request.budget:
         seconds = seconds_of(request.budget) * (1 - RESERVE)
         resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(request.overrides))
-    train, parameters = resolved.train, num_parameters(resolved.encoder, heads_of(resolved.weights))
+    train, parameters, trained = resolved.train, _num_parameters(resolved), num_trained(resolved)
     seconds = sum(phase.num_steps * cost for phase, cost in zip(train.phases, measured.step_seconds, strict=True))
     ids = 0 if request.is_shards else draft.tokens
-    disk = 4 * parameters * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
+    disk = 4 * trained * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
     steps, tokens = train.num_steps, train.num_tokens
     advice = _advice(resolved, request, measured.step_seconds)
-    return Estimate(resolved.title, parameters, measured.memory, steps, tokens, seconds, disk, tokens / seconds, advice)
+    return Estimate(
+        resolved.title, parameters, trained, measured.memory, steps, tokens, seconds, disk, tokens / seconds, advice
+    )
 
 
 class _Draft(NamedTuple):
@@ -282,7 +292,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
     _check_heads(recipe)
-    parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
+    parameters = num_trained(_with_vocabulary(recipe, vocab_size))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
     if needed > memory:
         needs = f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train"
@@ -395,6 +405,11 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
 
 
+def _num_parameters(recipe: Recipe) -> int:
+    """Those of the saved model, without a generator."""
+    return num_parameters(recipe.encoder, heads_of(recipe.weights))
+
+
 def _notes(events: Iterator[Event]) -> Iterator[Event]:
     """The events of a stage; its end is a note, because the run continues."""
     for event in events:
@@ -407,7 +422,7 @@ def _plan_event(recipe: Recipe) -> Event:
     objectives = [kind if weight == 1 else f"{weight:g} {kind}" for kind, weight in weights.items()]
     text = (
         f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary {c.vocab_size:,}, "
-        f"{c.num_parameters(*heads_of(weights)) / 1e6:.1f} M parameters, {recipe.train.precision}; "
+        f"{_num_parameters(recipe) / 1e6:.1f} M parameters, {recipe.train.precision}; "
         f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )
     return Event("plan", text, {"recipe": asdict(recipe)})

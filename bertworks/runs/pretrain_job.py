@@ -22,11 +22,12 @@ from bertworks.batching.masking import MaskingConfig, make_targets
 from bertworks.batching.sampling import Format, Ids, SamplingConfig, keyed_rng, make_sampler
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
-from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.model_folder import save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
 from bertworks.events import printable
+from bertworks.inference.detect import GENERATOR, state_with_generator
 from bertworks.io.binary_files import is_sealed, sealing, write_npy
 from bertworks.models.encoder import init_local_attention, scale_residual
 from bertworks.runs.report import write_report
@@ -37,7 +38,7 @@ from bertworks.text.vocabulary import END_OF_TEXT
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures, heads_of
+from bertworks.training.objectives import OBJECTIVES, SHARED, PretrainingModel, TrainableModel, figures, heads_of
 from bertworks.training.recipe import Recipe, TokenObjective
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
@@ -98,7 +99,9 @@ def phase_batches(
             with sealing(path, key) as temporary:
                 write_npy(temporary, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
-        stream = ExampleStream(sampler, make_targets(tokenizer, recipe.masking, recipe.token_objective), seed)
+        replaces = "replaced_token" in recipe.weights
+        targets = make_targets(tokenizer, recipe.masking, recipe.token_objective, replaces)
+        stream = ExampleStream(sampler, targets, seed)
         of_phase.append(Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size))
 
     def batches(step: int) -> list[Batch]:
@@ -118,14 +121,15 @@ def template_of(tokenizer: Tokenizer, format: Format) -> Template:
 
 def held_out_batches(
     store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int,
-    kind: TokenObjective = "masked_lm",
+    kind: TokenObjective = "masked_lm", replaces: bool = False,
 ) -> list[Batch]:  # fmt: skip
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
-    different runs on the same text and vocabulary compare."""
+    different runs on the same text and vocabulary compare. replaces: with fixed numbers for a generator."""
     config = SamplingConfig(format=format)
     sampler = make_sampler(store, config, sequence_length, template_of(tokenizer, format), MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    stream = ExampleStream(sampler, make_targets(tokenizer, MaskingConfig(dynamic=False), kind), MASKS_SEED)
+    targets = make_targets(tokenizer, MaskingConfig(dynamic=False), kind, replaces)
+    stream = ExampleStream(sampler, targets, MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + AT_ONCE]) for i in range(0, len(examples), AT_ONCE)]
 
@@ -184,8 +188,11 @@ class PretrainJob:
         self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
     def blank(self) -> PretrainingModel:
-        checkpointing = self.recipe.train.gradient_checkpointing
-        model = PretrainingModel(self.recipe.encoder, self.recipe.weights, gradient_checkpointing=checkpointing)
+        r = self.recipe
+        model = PretrainingModel(
+            r.encoder, r.weights, generator_size=r.generator_size,
+            gradient_checkpointing=r.train.gradient_checkpointing,
+        )  # fmt: skip
         if self.recipe.initialization == "neighbours":  # positions that were not trained keep their sines
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
@@ -194,9 +201,9 @@ class PretrainJob:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.init is not None:
-            state = load_model(resolve_model(self.init), needs={"encoder"}).state
-            missing, _ = model.load_state_dict(state, strict=False)
-            if missing:
+            state = state_with_generator(resolve_model(self.init), model)
+            model.load_state_dict(state, strict=False)
+            if missing := [name for name, _ in model.named_parameters() if name not in state]:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
         elif self.recipe.initialization == "neighbours":
@@ -234,7 +241,7 @@ class PretrainJob:
 
     def flops_per_token(self, step: int) -> float:
         length, rate = self.recipe.train.phases[self._phase(step)].sequence_length, self.recipe.predictions
-        return self.recipe.encoder.flops_per_token(length, rate, finished=min(1, rate + 1 / length))
+        return self.recipe.flops_per_token(length, min(1, rate + 1 / length))
 
     def cost(self, steps: int) -> float:
         """The cost of the first steps: the seconds that were measured for a budget, else their arithmetic."""
@@ -248,19 +255,24 @@ class PretrainJob:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
-        m = self.shards.manifest
+        m, config, heads = self.shards.manifest, self.recipe.encoder, heads_of(self.recipe.weights)
         corpus = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
-        parameters = num_parameters(self.recipe.encoder, heads_of(self.recipe.weights))
         is_causal = self.recipe.token_objective == "causal_lm"
-        mask_token = None if is_causal else self.tokenizer.special_tokens["mask_token"]
-        card = pretraining_card(
-            self.recipe.encoder, parameters=parameters, mask_token=mask_token, name=folder.resolve().name,
-            recipe=dump_recipe(self.recipe), steps=facts["step"],
-            tokens=facts["tokens"], corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"],
-            versions=versions(),
+        card = partial(
+            pretraining_card, recipe=dump_recipe(self.recipe), steps=facts["step"], tokens=facts["tokens"],
+            corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"], versions=versions(),
+            mask_token=None if is_causal else self.tokenizer.special_tokens["mask_token"],
         )  # fmt: skip
-        state = {name: p.detach() for name, p in network.named_parameters()}
-        save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
+        state, name = {name: p.detach() for name, p in network.named_parameters()}, folder.resolve().name
+        if any(name.startswith(GENERATOR) for name in state):
+            smaller = config.generator(self.recipe.generator_size)
+            tables = {f"encoder.embeddings.{table}.weight" for table in SHARED}
+            own = {n.removeprefix(GENERATOR): p for n, p in state.items() if n.startswith(GENERATOR) or n in tables}
+            text = card(smaller, name=f"{name}, generator", parameters=num_parameters(smaller, ["lm_head"]))
+            save_model(folder / GENERATOR[:-1], own, smaller, self.tokenizer, card=text)
+            state = {n: p for n, p in state.items() if not n.startswith(GENERATOR)}
+        text = card(config, name=name, parameters=num_parameters(config, heads), detects="replaced_token" in heads)
+        save_model(folder, state, config, self.tokenizer, card=text)
 
     def _phase(self, step: int) -> int:
         """The phase of a step, counted from 1."""
@@ -271,7 +283,8 @@ class PretrainJob:
         """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
         train, format = self.recipe.train, self.recipe.sampling.format
         tokens = train.held_out_sequences * train.held_out_length
-        kind = self.recipe.token_objective
-        batches = partial(held_out_batches, self.store, self.held_out, self.tokenizer, format=format, kind=kind)
+        kind, replaces = self.recipe.token_objective, "replaced_token" in self.recipe.weights
+        corpus = self.store, self.held_out, self.tokenizer
+        batches = partial(held_out_batches, *corpus, format=format, kind=kind, replaces=replaces)
         lengths = dict.fromkeys((train.held_out_length, train.sequence_length))
         return {n: batches(sequence_length=n, sequences=max(1, tokens // n)) for n in lengths}

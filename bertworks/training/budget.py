@@ -132,6 +132,7 @@ def choose_recipe(
         sampling=sampling,
         masking=replace(family.masking, max_predictions=0, dynamic=True) if family else MaskingConfig(),
         objectives=family.objectives if family else (),
+        generator_size=family.generator_size if family else Recipe.generator_size,
         initialization="published" if encoder or not family else family.initialization,
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
@@ -306,7 +307,10 @@ def measure_steps(
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
     precision = cast(Precision, train_config.precision)
-    model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
+    model = PretrainingModel(
+        c, recipe.weights, generator_size=recipe.generator_size,
+        gradient_checkpointing=train_config.gradient_checkpointing,
+    )  # fmt: skip
     model.to(device)
     patience = seconds / len(train_config.phases)
     speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
@@ -314,7 +318,7 @@ def measure_steps(
     for number, phase in enumerate(train_config.phases):
         length = phase.sequence_length
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
-        expected = c.flops_per_token(length, recipe.predictions) * length / speed  # seconds of a sequence
+        expected = recipe.flops_per_token(length) * length / speed  # seconds of a sequence
         few = min(full, max(1, int(patience / 4 / expected)))
         batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
@@ -348,7 +352,8 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
 def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     """Random tokens and targets in the shape of those that a recipe trains on."""
     generator, c = np.random.default_rng(0), recipe.encoder
-    masker = Masker(replace(recipe.masking, unit="token"), 0, np.ones(c.vocab_size, np.bool_))
+    masking, replaces = replace(recipe.masking, unit="token"), "replaced_token" in recipe.weights
+    masker = Masker(masking, 0, np.ones(c.vocab_size, np.bool_), replaces=replaces)
     make_example = NextTokens() if recipe.token_objective == "causal_lm" else masker
     types, special = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size), np.zeros(length, np.bool_)
     label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))

@@ -1,7 +1,8 @@
 """Objectives of pre-training, and the network that learns several of them at once.
 
 - `OBJECTIVES`: the objectives by kind, each with its heads, loss and figures; reports and evaluations iterate over it
-- `PretrainingModel`: an encoder with the heads of its objectives; BERT is `masked_lm` + `next_sentence`
+- `PretrainingModel`: an encoder with the heads of its objectives; BERT is `masked_lm` + `next_sentence`, ELECTRA
+  `masked_lm` + 50 `replaced_token`, with a second encoder that replaces tokens
 - `TrainableModel`: what the training loop needs of a network
 - `LossSum`: losses as sums. The mean is taken once, over all micro-batches and processes, so that an accumulated batch
   equals a large one however unequal its parts are
@@ -9,7 +10,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, get_args
@@ -20,8 +21,8 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
 from bertworks.models.config import EncoderConfig, Head
-from bertworks.models.encoder import Encoder, LMHead, Pooler, initialize
-from bertworks.training.recipe import ObjectiveKind
+from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize
+from bertworks.training.recipe import ObjectiveKind, Recipe
 
 CHUNK_BYTES = 1 << 27  # of logits in memory at the same time
 
@@ -59,6 +60,19 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
     x [M, hidden], embeddings [V, hidden], bias [V], labels int64 [M].
     """
     return LossSum(*_VocabularyCrossEntropy.apply(x, embeddings, bias, labels))  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Tensor) -> Tensor:
+    """int64 [M]: a token for each row of x [M, hidden], from the softmax of its logits, some rows at a time: the first
+    whose cumulative probability is above its number in `draws` [M], uniform from 0 to below 1."""
+    size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
+    tokens = [torch.zeros(0, dtype=torch.long, device=x.device)]
+    for rows, numbers in zip(x.split(size), draws.split(size), strict=True):
+        sums = F.linear(rows, embeddings, bias).float().softmax(-1).cumsum(-1)
+        found = torch.searchsorted(sums, numbers[:, None].float() * sums[:, -1:], right=True)
+        tokens.append(found.squeeze(1).clamp_max(len(embeddings) - 1))
+    return torch.cat(tokens)
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
@@ -138,7 +152,7 @@ PERPLEXITY = Measure("perplexity", lambda stats: math.exp(min(stats.loss, 700.0)
 
 
 class Objective(NamedTuple):
-    """A loss over the hidden states at the positions of its target.
+    """A loss over the hidden states at the positions of its target, or, for replaced tokens, of all tokens.
 
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
@@ -156,6 +170,13 @@ def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> Lo
     x = model.lm_head.transform(states)
     embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
     return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
+
+
+def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+    assert model.replaced_token is not None
+    logits = model.replaced_token(states).float()
+    loss = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="sum")
+    return LossSum(loss, ((logits.detach() > 0) == labels).sum().float())
 
 
 def _pair_loss(head: Head, model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
@@ -192,14 +213,33 @@ OBJECTIVES: Mapping[str, Objective] = {
         measures=(LOSS, ACCURACY),
         loss=partial(_pair_loss, "sentence_order"),
     ),
+    # Predict for each token whether the generator replaced it (Clark et al. 2020, section 2).
+    "replaced_token": Objective(
+        title="replaced tokens",
+        heads=("replaced_token",),
+        measures=(LOSS, ACCURACY),
+        loss=_replaced_loss,
+    ),
 }
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
 
 
-def heads_of(kinds: Iterable[str]) -> tuple[Head, ...]:
-    """The heads that these objectives need."""
-    needed = {head for kind in kinds for head in OBJECTIVES[kind].heads}
+def heads_of(kinds: Collection[str]) -> tuple[Head, ...]:
+    """The heads that these objectives need. With `replaced_token` the masked LM head belongs to the generator."""
+    own = {*kinds} - ({"masked_lm"} if "replaced_token" in kinds else set())
+    needed = {head for kind in own for head in OBJECTIVES[kind].heads}
     return tuple(head for head in get_args(Head) if head in needed)
+
+
+def num_trained(recipe: Recipe) -> int:
+    """The parameters that a recipe trains: those of the model, and of a generator what it does not share."""
+    c, count = recipe.encoder, recipe.encoder.num_parameters(*heads_of(recipe.weights))
+    if "replaced_token" in recipe.weights:
+        count += c.generator(recipe.generator_size).num_parameters("lm_head") - c.num_table_parameters
+    return count
+
+
+SHARED = ("token", "position", "token_type")  # embeddings that a generator shares
 
 
 def figures(means: Mapping[str, LossStats]) -> dict[str, float]:
@@ -216,8 +256,13 @@ class PretrainingModel(TrainableModel):
     2019, appendix A.2). One pass of the encoder serves all objectives; its last layer is computed only at the positions
     that they read.
 
+    With `replaced_token` (ELECTRA, Clark et al. 2020) a second, smaller model, the generator, has the masked LM head.
+    Tokens from its predictions replace the masked tokens of its input, and the encoder reads the result. Both share the
+    embeddings of tokens, positions and types. No gradient passes from one to the other.
+
     Args:
         objectives: the weights of the losses by kind, see `OBJECTIVES`.
+        generator_size: see `EncoderConfig.generator`.
     """
 
     def __init__(
@@ -225,6 +270,7 @@ class PretrainingModel(TrainableModel):
         c: EncoderConfig,
         objectives: Mapping[ObjectiveKind, float] = BERT,
         *,
+        generator_size: float = 0.25,
         gradient_checkpointing: bool = False,
     ):
         super().__init__()
@@ -238,11 +284,27 @@ class PretrainingModel(TrainableModel):
         for head in (self.next_sentence, self.sentence_order):
             if head is not None:
                 initialize(head, c)
+        self.replaced_token = TokenHead(c) if "replaced_token" in heads else None
+        self.generator: PretrainingModel | None = None
+        if self.replaced_token is not None:
+            smaller = c.generator(generator_size)
+            self.generator = PretrainingModel(
+                smaller, {"masked_lm": 1.0}, gradient_checkpointing=gradient_checkpointing
+            )
+            for table in SHARED:
+                setattr(self.generator.encoder.embeddings, table, getattr(self.encoder.embeddings, table))
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {kind: len(batch.targets[kind].labels) for kind in self._present(batch)}
+        return {
+            kind: len(batch.input_ids if kind == "replaced_token" else batch.targets[kind].labels)
+            for kind in self._present(batch)
+        }
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
+        if self.generator is not None:
+            masked, input_ids, replaced = self.replace_tokens(batch)
+            states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
+            return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
         kinds = self._present(batch)
         positions = [self._positions(kind, batch) for kind in kinds]
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, torch.cat(positions))[-1]
@@ -258,6 +320,21 @@ class PretrainingModel(TrainableModel):
         positions = batch.targets["masked_lm"].positions
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, positions)[-1]
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
+
+    def replace_tokens(self, batch: Batch) -> tuple[LossSum, Tensor, Tensor]:
+        """The loss of the generator; int64 [T]: the tokens with the predicted ones from the generator; bool [T]: which
+        of them differ from the original. A sample that equals the original counts as original."""
+        assert self.generator is not None
+        assert self.generator.lm_head is not None
+        encoder, head, target = self.generator.encoder, self.generator.lm_head, batch.targets["masked_lm"]
+        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, target.positions)[-1]
+        x = head.transform(states)
+        embeddings = encoder.embeddings.token.weight.to(x.dtype)
+        masked = vocabulary_cross_entropy(x, embeddings, head.bias, target.labels)
+        tokens = sample_tokens(x, embeddings, head.bias, batch.targets["replaced_token"].labels)
+        replaced = torch.zeros_like(batch.input_ids, dtype=torch.bool)
+        replaced[target.positions] = tokens != target.labels
+        return masked, batch.input_ids.index_copy(0, target.positions, tokens), replaced
 
     def _positions(self, kind: str, batch: Batch) -> Tensor:
         """int64 [M]: the positions of the hidden states that a loss reads: of its target, or of the pooler."""

@@ -31,6 +31,8 @@ class OptimizerConfig(Settings):
     max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no clipping.
     layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
     smallest (Sun et al. 2019, section 5.3.3). Layers that share a block count as one. 1: all have the same rate.
+    layer_decay_offset: layers that are counted between the heads and the last block, which then has the full rate times
+    layer_decay to the power of 1 + this number (google-research/electra: 1).
     """
 
     optimizer: Literal["adamw", "lamb"] = "adamw"
@@ -44,6 +46,7 @@ class OptimizerConfig(Settings):
     bias_correction: bool = True
     max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
     layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
+    layer_decay_offset: Annotated[int, Range("a number of layers, or 0", lambda x: 0 <= x < 1000)] = 0
 
     def rate(self, step: float, num_steps: int) -> float:
         """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0.
@@ -106,7 +109,8 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
     members: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            factor = c.layer_decay ** _layers_above(name, max(blocks, default=0))
+            above = _layers_above(name, max(blocks, default=0))
+            factor = c.layer_decay ** (above + c.layer_decay_offset * (above > 0))
             stacked = 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
             members.setdefault((factor, c.weight_decay if p.ndim > 1 else 0.0, stacked), []).append(p)
     groups: list[dict[str, Any]] = [

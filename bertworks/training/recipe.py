@@ -86,7 +86,7 @@ class TrainConfig(Settings):
 
 
 TokenObjective = Literal["masked_lm", "causal_lm"]
-ObjectiveKind = Literal[TokenObjective, "next_sentence", "sentence_order"]
+ObjectiveKind = Literal[TokenObjective, "next_sentence", "sentence_order", "replaced_token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,8 @@ class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
     kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "next_sentence" (does segment B
-        follow segment A?) or "sentence_order" (which of two segments comes first in the text?).
+        follow segment A?), "sentence_order" (which of two segments comes first in the text?) or "replaced_token" (which
+        tokens did a generator replace? masked_lm then trains the generator; Clark et al. 2020).
     weight: the factor of its loss in the sum.
     """
 
@@ -113,6 +114,7 @@ class Recipe(Settings):
         residual stream divided by the root of their number (Radford et al. 2019, section 2.3); "neighbours": the first
         layer starts with attention to the neighbouring tokens (`models.encoder.init_local_attention`), which a small
         budget has no time to learn, and the position embeddings are not trained.
+    generator_size: of the objective "replaced_token": the hidden size of the generator as a fraction of the encoder's.
     seed: of all random numbers.
     """
 
@@ -125,6 +127,7 @@ class Recipe(Settings):
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "scaled_residual", "neighbours"] = "published"
+    generator_size: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.25
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -132,6 +135,7 @@ class Recipe(Settings):
         c, length, rate = self.encoder, self.train.sequence_length, self.optimizer.learning_rate
         format, sampler = self.sampling.format, FORMATS[self.sampling.format]
         kinds = [o.kind for o in self.objectives]
+        others = [kind for kind in kinds if kind not in ("masked_lm", "replaced_token")]
         rules = [
             (length <= c.max_position_embeddings, f"train.phases ask for {length} tokens, but "
              f"encoder.max_position_embeddings is {c.max_position_embeddings}"),
@@ -144,7 +148,10 @@ class Recipe(Settings):
             (self.token_objective == "masked_lm" or c.direction == "left_to_right",
              f"objectives: causal_lm with encoder.direction {c.direction!r}, which sees the next token: expected "
              f"encoder.direction = 'left_to_right'"),
-            *((kind in (self.token_objective, *sampler.targets), f"objectives: {kind} has no targets in sequences of "
+            ("replaced_token" not in kinds or not others,
+             f"objectives: {', '.join(others)} and replaced_token exclude each other: expected one of them"),
+            *((kind in (self.token_objective, "replaced_token", *sampler.targets),
+               f"objectives: {kind} has no targets in sequences of "
                f"sampling.format {format!r}: leave it out, or choose another format") for kind in self.weights),
             *((getattr(c, name) == value, f"initialization {self.initialization!r} with encoder.{name} "
                f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'")
@@ -155,6 +162,8 @@ class Recipe(Settings):
         for holds, message in rules:
             if not holds:
                 raise ValueError(message)
+        if "replaced_token" in kinds:
+            c.generator(self.generator_size)  # refuses sizes without meaning
 
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
@@ -172,6 +181,15 @@ class Recipe(Settings):
     def predictions(self) -> float:
         """Predicted tokens per token."""
         return 1.0 if self.token_objective == "causal_lm" else self.masking.rate
+
+    def flops_per_token(self, sequence_length: int, finished: float = 1.0) -> float:
+        """Matrix-product operations of a training per token, as `EncoderConfig.flops_per_token`."""
+        if "replaced_token" not in self.weights:
+            return self.encoder.flops_per_token(sequence_length, self.predictions, finished)
+        generator = self.encoder.generator(self.generator_size)
+        return generator.flops_per_token(sequence_length, self.predictions, finished) + self.encoder.flops_per_token(
+            sequence_length, 0.0
+        )
 
     def with_objectives(self) -> "Recipe":
         """The recipe with its objectives listed, also those that were left to the format."""
@@ -205,12 +223,13 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def family_recipe(name: str | None) -> Recipe | None:
     """The recipe of a family that is named without a size, such as roberta or gpt2: that of its base model, else of
-    another one. A budget chooses the size. None: no family has this name."""
+    a small one, else of another. A budget chooses the size. None: no family has this name."""
     known = packaged_recipes()
     if name is None or name.endswith(".toml") or (name in known and "-" in name):
         return None
     sizes = [one for one in known if one == name or one.startswith(f"{name}-")]
-    return load_recipe(min(sizes, key=lambda one: (one not in (name, f"{name}-base"), one))) if sizes else None
+    ranks = [name, f"{name}-base", f"{name}-small"]
+    return load_recipe(min(sizes, key=lambda one: (*(one != rank for rank in ranks), one))) if sizes else None
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text

@@ -3,7 +3,7 @@
 Rows have a parameter of ours; the sizes of each of theirs; their names, joined in order along the first axis. "#" is
 the number of a layer, or of a group of layers that share their weights. "*" is weight, or bias, which has only the
 first axis. Sizes: V vocabulary, P positions, T token types, E embedding, H hidden, I feed-forward, Q 3 * H, L labels, C
-the input of the classifier.
+the input of the classifier, 1 one.
 """
 
 import tomllib
@@ -80,5 +80,5 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
-_NAMES = ("bert", "roberta", "distilbert", "albert", "openai-gpt", "gpt2")
+_NAMES = ("bert", "roberta", "distilbert", "albert", "electra", "openai-gpt", "gpt2")
 FAMILIES = {name: _read_family(name) for name in _NAMES}

@@ -1,0 +1,158 @@
+"""Replaced tokens: an ELECTRA discriminator gives each token of a text the probability that it was replaced.
+
+- `Discriminator`: the network
+- `detect`: texts -> `Detection`
+- `load_with_generator`, `detection_figures`: a discriminator and its generator, evaluated
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertworks.batching.batch import Batch
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, Target, add_special_tokens
+from bertworks.checkpoints.model_folder import ModelFolder, load_model
+from bertworks.errors import BertworksError, UsageError, require
+from bertworks.inference.engine import LazyModel, compute_each, open_model
+from bertworks.io.processes import chunk_by_size
+from bertworks.metrics.classification import area_under_curve
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder, TokenHead
+from bertworks.text.tokenizer import Encoding, Tokenizer
+from bertworks.training.device import Precision
+from bertworks.training.objectives import PretrainingModel
+
+GENERATOR = "generator."  # how names of its parameters begin; its folder in that of the model
+AT_ONCE = 256  # texts that are computed together
+
+
+class Detection(TypedDict):
+    """The tokens of a text, without special tokens."""
+
+    text: str
+    tokens: list[str]
+    offsets: list[tuple[int, int]]  # first character and end of each token
+    probabilities: list[float]  # that a token was replaced
+
+
+class Discriminator(nn.Module):
+    """An encoder with the head for replaced tokens (Clark et al. 2020, section 2)."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.encoder, self.replaced_token = Encoder(c), TokenHead(c)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """[T, 1]: the log-odds that a token was replaced."""
+        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+        return self.replaced_token(states)[:, None]  # type: ignore[no-any-return]
+
+
+def load_discriminator(source: LazyModel) -> Discriminator:
+    """A discriminator in evaluation mode.
+
+    Raises:
+        BertworksError: the model has no head for replaced tokens.
+    """
+    return source.network(Discriminator, "encoder", "replaced_token")
+
+
+def detect(
+    model: str | Path | LazyModel, texts: Iterable[str], *, device: str = "auto", precision: Precision = "fp32"
+) -> Iterator[Detection]:
+    """For each token of each text the probability that it was replaced (Clark et al. 2020). In a text longer than the
+    model's maximum, each token is seen in the window in which it is farthest from the edges.
+
+    Args:
+        model: the folder of a discriminator, or a name; or an open model, which stays on its device.
+
+    Raises:
+        UsageError: a text that is no string.
+        BertworksError: no such model, or one without the head for replaced tokens.
+    """
+    source = open_model(model, device)
+    network, t = load_discriminator(source), source.tokenizer
+    room = source.config.max_position_embeddings - t.template.num_special()
+
+    def compute(batch: Batch) -> Tensor:
+        return torch.sigmoid(network.logits(batch).float())[batch.target.positions, 0]
+
+    for group in chunk_by_size(texts, AT_ONCE, lambda _: 1):
+        encodings = [_encoded(text, t) for text in group]
+        units = [list(_windows(ids, room, t)) for _, ids in encodings]
+        results = compute_each(network, compute, units, (), precision)
+        for text, (encoding, ids), probabilities in zip(group, encodings, results, strict=True):
+            offsets = encoding.offsets[t.template.inner(len(encoding.ids))]
+            tokens = [t.tokens[n] for n in ids]
+            yield Detection(text=text, tokens=tokens, offsets=[*offsets], probabilities=probabilities.tolist())
+
+
+def _encoded(text: str, t: Tokenizer) -> tuple[Encoding, Ids]:
+    """A text, and its tokens without special tokens."""
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
+    encoding = t.encode(text)
+    ids = np.array(encoding.ids[t.template.inner(len(encoding.ids))], np.int64)
+    if not len(ids):
+        raise BertworksError(f"a text has no tokens: {text[:60]!r}", hint="leave it out")
+    return encoding, ids
+
+
+def _windows(ids: Ids, room: int, t: Tokenizer) -> Iterator[Example]:
+    """The text, or windows of `room` tokens that overlap by half. The target of each has the tokens that are nearer to
+    its middle than to that of another one, so that every token is in one target."""
+    starts = [*range(0, len(ids) - room, max(1, room // 2)), max(0, len(ids) - room)]
+    edges = [0, *((a + b + room) // 2 for a, b in pairwise(starts)), len(ids)]
+    for start, (begin, end) in zip(starts, pairwise(edges), strict=True):
+        s = add_special_tokens([ids[start : start + room]], t.template)
+        positions = np.arange(begin, end) - start + len(t.template.prefix)
+        yield Example(s.input_ids, s.token_type_ids, {"replaced_token": Target(positions, np.zeros_like(positions))})
+
+
+def state_with_generator(folder: Path, model: PretrainingModel) -> dict[str, Tensor]:
+    """The parameters of a model folder; with those of the generator in it, if the model has one of this size."""
+    state = load_model(folder, needs={"encoder"}).state
+    if model.generator is not None and (folder / GENERATOR[:-1]).is_dir():
+        config, own, _ = load_model(folder / GENERATOR[:-1], needs={"encoder", "lm_head"})
+        if config.hidden_size == model.generator.encoder.config.hidden_size:
+            state |= {GENERATOR + name: value for name, value in own.items()}
+    return state
+
+
+def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel:
+    """A discriminator with the generator in its folder.
+
+    Raises:
+        BertworksError: there is none.
+    """
+    inner = folder / GENERATOR[:-1]
+    what, hint = "the folder has no generator, which replaces tokens", "use the run folder of its pre-training"
+    require((inner / "config.json").is_file(), f"a discriminator alone cannot be evaluated: {what}", folder, hint)
+    size = ModelFolder(inner).config.hidden_size / config.hidden_size
+    network = PretrainingModel(config, {"masked_lm": 1.0, "replaced_token": 1.0}, generator_size=size)
+    state = state_with_generator(folder, network)
+    network.load_state_dict(state | {n: p for n, p in network.state_dict().items() if n not in state})
+    return network
+
+
+@torch.no_grad()
+def detection_figures(network: PretrainingModel, batches: Sequence[Batch]) -> dict[str, float]:
+    """How well a discriminator ranks replaced tokens above others (`replaced_token_auc`), and which fraction was
+    replaced (`replaced_tokens`)."""
+    device, scores, labels = next(network.parameters()).device, [], []
+    network.eval()
+    for batch in (batch.to(device) for batch in batches):
+        _, input_ids, replaced = network.replace_tokens(batch)
+        states = network.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
+        assert network.replaced_token is not None
+        scores.append(network.replaced_token(states).double().cpu().numpy())
+        labels.append(replaced.cpu().numpy())
+    all_labels = np.concatenate(labels)
+    auc = area_under_curve(np.concatenate(scores), all_labels)
+    return {"replaced_token_auc": auc, "replaced_tokens": float(all_labels.mean())}
