@@ -67,7 +67,6 @@ NETWORK = "the command needs the network"
 GPU = "the message needs a GPU"
 NOT_ADVICE = "no advice: a heading, a help text, or what an option means"
 NOT_TYPED = {  # why a template is not tested here
-    "-base|-small|,": "a pattern, not an option",
     "pip install --no-deps --force-reinstall {}": NETWORK,
     "pip install --no-deps {}; or {}": NETWORK,
     "ask for it: --model {}": NETWORK,
