@@ -98,8 +98,8 @@ def read_trees(path: str | Path) -> Iterator[TreeSentence]:
     """The sentences of a CoNLL-U file, in any compression. Ranges of words (1-2) and empty nodes (1.1) are no words.
 
     Raises:
-        BertworksError: the file cannot be read or has no sentence; the lines have no heads; a sentence whose heads are
-            no tree with one root. Its line is named.
+        BertworksError: the file cannot be read or has no sentence; the lines have no heads; the heads of a sentence
+            are no tree with one root. Its line is named.
     """
     reader = RowReader(path)
     require(reader.kind == "conll", "this is not a treebank in CoNLL-U", reader.name, _LAYOUT)

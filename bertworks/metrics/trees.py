@@ -20,7 +20,7 @@ Numbers = NDArray[np.floating[Any]] | NDArray[np.int64]
 
 
 def tree_depths(heads: Sequence[int]) -> NDArray[np.int64]:
-    """int64 [n]: edges between each word and the root, whose head is -1."""
+    """int64 [n]: edges between each word and the root. The head of the root is -1."""
     depths = np.full(len(heads), -1)
     for start in range(len(heads)):
         path, word = list[int](), start
@@ -33,7 +33,7 @@ def tree_depths(heads: Sequence[int]) -> NDArray[np.int64]:
 
 
 def tree_distances(heads: Sequence[int]) -> NDArray[np.int64]:
-    """int64 [n, n]: edges on the path between two words of a tree, whose root has the head -1."""
+    """int64 [n, n]: edges on the path between two words of a tree. The head of its root is -1."""
     distances = np.zeros((len(heads), len(heads)), np.int64)
     seen = list[int]()
     for word in np.argsort(tree_depths(heads), kind="stable").tolist():  # a head comes before its words

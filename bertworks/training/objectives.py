@@ -64,8 +64,8 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
 
 @torch.no_grad()
 def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Tensor) -> Tensor:
-    """int64 [M]: a token for each row of x [M, hidden], from the softmax of its logits, some rows at a time: the first
-    whose cumulative probability is above its number in `draws` [M], uniform from 0 to below 1."""
+    """int64 [M]: a token for each row of x [M, hidden], from the softmax of its logits, some rows at a time. It is
+    the first one at which the sum of the probabilities exceeds the number of the row in `draws` [M], from 0 to 1."""
     size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
     tokens = [torch.zeros(0, dtype=torch.long, device=x.device)]
     for rows, numbers in zip(x.split(size), draws.split(size), strict=True):
