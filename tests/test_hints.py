@@ -2051,6 +2051,26 @@ def test_a_method_that_is_not_for_the_task(shell: Shell, model: Path) -> None:
         assert about(method)["labels"] == ["bad", "good"]
 
 
+@says("--model minilm, or another model that reads in both directions", "--set lm_weight=0",
+      "subtract {} from all of them, or use --model minilm")  # fmt: skip
+def test_tasks_of_models_that_read_from_left_to_right(shell: Shell, model: Path) -> None:
+    write_gpt2(Path("gpt"))
+    data = write_conll(Path("data.conll"), 40)
+    advice = "--model minilm, or another model that reads in both directions"
+    command = ("finetune", data, "-o", "tagger", *FAST, "--model")
+    shell.shows(shell.fails(*command, "gpt"), advice)
+    shell.works(*command, model)
+    reviews = write_reviews(Path("reviews.csv"), 40)
+    command = ("finetune", reviews, "--model", model, "--recipe", "gpt", "-o", "out", *FAST, "--method", "full")
+    shell.works(*command, *shlex.split(shell.shows(shell.fails(*command), "--set lm_weight=0")))
+    for name, mean in ("far", 1990), ("near", 0):
+        table(f"{name}.csv", ("text", "score"), *((f"a film {n % 9}", str(mean + n % 9)) for n in range(40)))
+    command = ("--model", "gpt", "-o", "years", *FAST, "--method", "full", "--task", "regression")
+    advice = shell.fails("finetune", "far.csv", *command)
+    assert "subtract 1994" in shell.shows(advice, "subtract {} from all of them, or use --model minilm")
+    shell.works("finetune", "near.csv", *command)
+
+
 @says("leave out {}; or --method full")
 def test_a_setting_that_a_method_does_not_use(shell: Shell, model: Path) -> None:
     rows = [(f"a {label} film {n}", label) for n in range(12) for label in ("good", "bad")]

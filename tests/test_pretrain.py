@@ -886,17 +886,22 @@ def test_roberta_from_text_is_that_of_transformers(tmp_path: Path):
     assert [filling["score"] for filling in fillings] == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-def test_gpt2_from_text_is_that_of_transformers(tmp_path: Path):
+@pytest.mark.parametrize(("name", "kind"), [("gpt2", "GPT2"), ("gpt", "OpenAIGPT")])
+def test_gpt_from_text_is_that_of_transformers(name: str, kind: str, tmp_path: Path):
     sizes = ["encoder.hidden_size=32", "encoder.num_hidden_layers=2", "encoder.num_attention_heads=2"]
-    phase = [f"train.phases.0.{name}" for name in ("num_steps=6", "batch_size=8", "sequence_length=32")]
+    phase = [f"train.phases.0.{size}" for size in ("num_steps=6", "batch_size=8", "sequence_length=32")]
     text, out = write_corpus(tmp_path / "text.jsonl"), tmp_path / "out"
     overrides = [*sizes, *phase, "vocabulary.size=400", "train.held_out_sequences=16", "train.precision=fp32"]
-    events = list(pretrain(text, out, recipe="gpt2", overrides=overrides, workers=1, device="cpu"))
+    events = list(pretrain(text, out, recipe=name, overrides=overrides, workers=1, device="cpu"))
     assert events[-1].text.endswith(f'next: bertworks generate {out} "This is the"')
     theirs, found = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
-    assert type(theirs) is transformers.GPT2LMHeadModel
+    assert type(theirs) is getattr(transformers, f"{kind}LMHeadModel")
     assert not any(found.values())
-    assert transformers.AutoTokenizer.from_pretrained(out).decode([399]) == "<|endoftext|>"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.decode([399]) == "<|endoftext|>"
+    text = "The king’s é day."
+    assert tokenizer(text)["input_ids"] == load(out).tokenizer.ids([text])[0]
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     job = PretrainJob(load_recipe(str(out / "recipe.toml")), Shards.open(out / "shards"))
     (batches,) = job._held_out_batches.values()
     total = count = 0.0

@@ -86,6 +86,23 @@ def test_gpt2_is_as_published():
     assert [(p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(512, 1024)]
 
 
+def test_gpt_is_as_published():
+    """Radford et al. 2018, section 4.1; the count is that of transformers."""
+    recipe = load_recipe("gpt")
+    c, o = replace(recipe.encoder, vocab_size=40478), recipe.optimizer
+    assert c == PRESETS["gpt"]
+    assert num_parameters(c, ["lm_head"]) == 116_534_784
+    assert (recipe.weights, recipe.vocabulary.size) == ({"causal_lm": 1.0}, 40478)
+    assert [(p.batch_size, p.sequence_length) for p in recipe.train.phases] == [(64, 512)]
+    assert (o.learning_rate, o.schedule, o.weight_decay) == (2.5e-4, "cosine", 0.01)
+    assert round(o.warmup * recipe.train.num_steps) == pytest.approx(2000, abs=10)
+    assert family_recipe("gpt") == recipe
+    tuning = load_finetune_recipe("gpt")
+    o = tuning.optimizer
+    assert (tuning.batch_size, tuning.epochs, tuning.lm_weight, tuning.dropout) == (32, 3, 0.5, 0.1)
+    assert (o.learning_rate, o.warmup, o.schedule, o.max_grad_norm) == (6.25e-5, 0.002, "linear", 1.0)
+
+
 def test_the_cosine_begins_at_the_peak_and_ends_at_zero():
     c = OptimizerConfig(learning_rate=1.0, warmup=0.1, schedule="cosine")
     rates = [c.rate(step, 100) for step in (0, 5, 10, 55, 100)]
@@ -129,7 +146,7 @@ def test_the_small_albert_is_an_albert():
 def test_the_recipes_of_fine_tuning():
     recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
     assert list(recipes) == [recipe.title for recipe in recipes.values()]
-    assert list(recipes) == ["electra", "feature_based", "paper", "stable"]  # electra: see test_detect
+    assert list(recipes) == ["electra", "feature_based", "gpt", "paper", "stable"]  # electra: see test_detect
     assert recipes["stable"].optimizer == OptimizerConfig(learning_rate=0.0, warmup=0.1)
     published = OptimizerConfig(learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start")
     assert recipes["paper"] == FinetuneRecipe(title="paper", epochs=3, batch_size=32, patience=0, optimizer=published)

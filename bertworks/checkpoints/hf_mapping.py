@@ -300,11 +300,11 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
         "L": _ANY, "A": _ANY, "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
     }  # fmt: skip
     for kind, of_class in family.by_class.items():
-        if all(name.replace("*", "weight") in names for _, *theirs in of_class.values() for name in theirs):
+        if all(name.replace("*", "weight") in names for row in of_class.values() for name in row[1:]):
             architecture = architecture or kind
     rows = {**family.rows, **family.pretraining_rows, **family.by_class.get(architecture or "", {}), **_RECURRENT}
     entries = []
-    for ours, (axes, *theirs) in rows.items():
+    for ours, (axes, *theirs) in ((ours, row) for ours, row in rows.items() if row):
         if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
             continue
         shape = tuple(sizes[axis] for axis in axes.split())

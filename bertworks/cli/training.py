@@ -218,7 +218,7 @@ def finetune(
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
             cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, paper, electra, feature_based (an LSTM on a frozen BERT), or a .toml file.
+        recipe: stable, paper, electra, gpt, feature_based (an LSTM on a frozen BERT), or a .toml file.
         metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
         seeds: Number of runs with different seeds; reports mean and 95 % interval.

@@ -1,10 +1,12 @@
 """Networks that read from left to right: an open one with its output layer; sentences -> log-likelihoods.
 
 - `CausalModel`: texts -> tokens, hidden states, logits, in a precision
+- `mark_texts`: a model whose tokenizer tells texts apart, for fine-tuning
 - `log_likelihoods`: the probability of every token given those before it, in one pass
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypedDict
 
@@ -16,6 +18,7 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, precision_for, prepared_encoder
@@ -25,8 +28,10 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import pack_output, to_int8_inference
+from bertworks.text.tokenizer_pipeline import END_OF_TEXT, begin_with
 from bertworks.training.device import PrecisionOption
 
+TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 AT_ONCE = 64  # sentences that are tokenized together
 
 # Each token given those before it; or given all others, when it alone is masked.
@@ -127,6 +132,22 @@ def _end_ids(source: LazyModel) -> list[int]:
         given = source.tokenizer.tokens.index(token) if token in source.tokenizer.tokens else None
     given = [] if given is None else given if isinstance(given, list) else [given]
     return [number for number in given if type(number) is int and 0 <= number < source.tokenizer.vocab_size]
+
+
+def mark_texts(model: Model) -> Model:
+    """A causal model with <|endoftext|> in front of each text, where its tokenizer has nothing between two texts. The
+    mark is also the padding, unless there is another one. An embedding is added for a mark that the vocabulary lacks.
+    """
+    c, t = model.config, model.tokenizer
+    if c.direction != "left_to_right" or t.template.between:
+        return model
+    make, (serialized,) = t.__reduce__()
+    tokenizer = make(begin_with(serialized, END_OF_TEXT), special_tokens={"pad_token": END_OF_TEXT} | t.special_tokens)
+    embeddings = model.state[TOKEN_EMBEDDING_KEY]
+    shape = max(0, tokenizer.vocab_size - c.vocab_size), embeddings.shape[1]
+    new = torch.normal(0.0, c.initializer_range, shape, generator=torch.Generator().manual_seed(0))
+    state = {**model.state, TOKEN_EMBEDDING_KEY: torch.cat([embeddings, new])}
+    return Model(replace(c, vocab_size=c.vocab_size + len(new)), state, tokenizer)
 
 
 def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Score]:

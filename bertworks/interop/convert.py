@@ -99,7 +99,7 @@ def _with_head(model: Model, notes: list[str]) -> _Source:
         return _Source(model, task_settings(TaskConfig(task="qa")), notes)
     if "classifier" not in parts:
         return _Source(model, {"architectures": [hf_mapping.architecture_of(model.state)]}, notes)
-    labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.bias"])))
+    labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.weight"])))
     notes.append(
         f"output_weights is read as a classifier of whole texts with {len(labels)} labels. Checkpoints do not name "
         "labels: write the names into id2label and label2id of config.json"
@@ -193,7 +193,7 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     require(has_task_file or settings.get("architectures"), what, folder, hint)
     task = source.task_config
     expected = make_task_head(task)
-    outputs = len(state.get(f"{expected.head}.bias", ()))
+    outputs = len(state.get(f"{expected.head}.weight", ()))
     if outputs != expected.outputs or bool(task.lstm_units) != ("recurrent" in parts):
         what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
         hint = "use the config.json that was saved with these weights"

@@ -70,8 +70,10 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     with optional_import("an exported model", '"bertworks[export]"'):
         import onnx
     encoder = network if isinstance(network, Encoder) else network.encoder
-    if encoder.config.direction != "bidirectional":
-        raise BertworksError(f"models that read {encoder.config.direction.replace('_', ' ')} are not exported yet")
+    direction = encoder.config.direction
+    if direction == "right_to_left" or (direction == "left_to_right" and not isinstance(network, TaskModel)):
+        what = f"only fine-tuned models are exported of those that read {direction.replace('_', ' ')}"
+        raise BertworksError(what, hint="fine-tune it first, or export a model that reads in both directions")
     if sum(p.numel() * p.element_size() for p in network.parameters()) > _MAX_BYTES:
         raise BertworksError("the model has more than 2 GB, the most that one ONNX file holds")
     task = network.task if isinstance(network, TaskModel) else None
@@ -172,6 +174,9 @@ class _PaddedLayout:
         self.visible, self.groups = self.present[:, None, None], [self]
 
     def directed(self, direction: str) -> "_PaddedLayout":
+        if direction == "left_to_right":
+            place = torch.arange(self.max_seqlen)
+            self.visible = self.visible & (place <= place[:, None])
         return self
 
     def mean(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
 from bertworks.batching.features import training_groups
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_folder import (
     Model,
     ModelFolder,
@@ -25,15 +26,19 @@ from bertworks.checkpoints.model_folder import (
 )
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import TaskType
+from bertworks.errors import UsageError
+from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.inference.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import ReadOptions, StoredRows
+from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
+from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
 from bertworks.training.linear_head import LinearHead, fit_linear_head
@@ -53,10 +58,10 @@ class VocabSubset:
     most of a multilingual network, and a small dataset uses few of its rows.
 
     The tokens of all `units` in ascending order, and one unused token if there is any: its row shows what weight
-    decay does to a row that no text uses."""
+    decay does to a row that no text uses. whole: all rows, because the network predicts tokens."""
 
-    def __init__(self, units: Iterable[ExampleGroup], vocab_size: int):
-        used = np.zeros(vocab_size, np.bool_)
+    def __init__(self, units: Iterable[ExampleGroup], vocab_size: int, whole: bool = False):
+        used = np.full(vocab_size, whole, np.bool_)
         for unit in units:
             for example in unit:
                 used[example.input_ids] = True
@@ -92,7 +97,6 @@ class VocabSubset:
 
 
 DROPOUTS = ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout")  # None: no other rate than these
-TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,24 @@ def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe
     return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
 
 
+def _check_direction(model: str, c: EncoderConfig, task: TaskType, lm_weight: float) -> None:
+    """Raises UsageError for a task or a loss that needs the other direction."""
+    if task not in FAMILIES[c.family].tasks:
+        what = f"{model} reads from left to right: it classifies texts and pairs, but cannot be fine-tuned for {task}"
+        raise UsageError(what, hint="--model minilm, or another model that reads in both directions")
+    if lm_weight and (c.direction != "left_to_right" or c.lm_head != "plain"):
+        what = f"lm_weight is {lm_weight}: only GPT and GPT-2 have this loss, and {model} is another model"
+        raise UsageError(what, hint="--set lm_weight=0")
+
+
+def _check_numbers(labels: NDArray[np.float32]) -> None:
+    """Raises UsageError for numbers that an output layer without a bias cannot reach in a training."""
+    mean, deviation = float(labels.mean()), float(labels.std())
+    if abs(mean) > LARGEST_MEAN * max(deviation, 1e-9):
+        what = f"the numbers are {mean:g} on average, and differ from that by {deviation:.3g}: a GPT has no bias for it"
+        raise UsageError(what, hint=f"subtract {mean:.0f} from all of them, or use --model minilm")
+
+
 class FinetuneJob:
     """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
@@ -192,8 +214,8 @@ class FinetuneJob:
         """
         given = recipe = recipe or _recipe_of(request, device)
         folder = source[0] if source else ModelFolder(resolve_model(request.model))
-        self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
-        self.source = folder, self.model
+        self.model = source[1] if source else mark_texts(folder.load(needs={"encoder"}))
+        self.model_name, self.source = request.model, (folder, self.model)
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
             group=request.group, read=request.read, validation=request.validation,
@@ -205,10 +227,13 @@ class FinetuneJob:
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
+        _check_direction(request.model, c, d.task, recipe.lm_weight)
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in training_groups(features, d.task)]
+        if d.task == "regression" and d.vectors == "pooler" and c.pooler == "last":
+            _check_numbers(np.concatenate([group[0].target.labels for group in self.groups]))
         self.head: TaskConfig | None = None
         if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
@@ -224,7 +249,8 @@ class FinetuneJob:
         self.num_steps = recipe.cloze_steps + recipe.epochs * self.train_batches.steps_per_epoch
         self.keeps, self.evaluates = recipe.select, not self.data.is_validated
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
-        self.vocab_subset = VocabSubset([*self.groups, *self.clozes, *self.dev_units], c.vocab_size)
+        units = [*self.groups, *self.clozes, *self.dev_units]
+        self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids))
         if recipe.dropout >= 0:
             rates: dict[str, Any] = {name: recipe.dropout for name in DROPOUTS if getattr(c, name) is not None}
@@ -242,7 +268,8 @@ class FinetuneJob:
     def network(self) -> TaskModel:
         """A network with random weights."""
         r, task = self.recipe, make_task_head(self.description, self.groups, self.recipe)
-        network = TaskModel(self.config, task, lstm_units=r.lstm_units, head_deviation=r.head_deviation)
+        options = {"lstm_units": r.lstm_units, "head_deviation": r.head_deviation, "lm_weight": r.lm_weight}
+        network = TaskModel(self.config, task, **options)  # type: ignore[arg-type]
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
@@ -266,6 +293,8 @@ class FinetuneJob:
         missing, _ = network.load_state_dict(state, strict=False)
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.model_name} has no pooler: it starts at random")
+        if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.source[0].config.vocab_size:
+            notes.append(f"{END_OF_TEXT} is added to the vocabulary: it begins each text, and starts at random")
         if network.features is not None and not self.caches_features:
             notes.append("the features of the frozen encoder do not fit in memory: they are computed in every epoch")
         if self.description.vectors == "cosine":  # the training starts from the scale that fits the vectors as they are
@@ -342,8 +371,9 @@ class FinetuneJob:
         if units:  # of the LSTM alone: the features are computed once
             return 6.0 * num_lstm_parameters(frozen_features_size(c), units)
         length = num_tokens(some) // sum(map(len, some))
-        finished = 1.0 if self.description.task == "qa" else 1 / max(1, length)  # tokens of the last layer
-        return replace(c, vocab_size=0).flops_per_token(length, 0.0, finished=finished)
+        lm = self.recipe.lm_weight > 0
+        finished = 1.0 if lm or self.description.task == "qa" else 1 / max(1, length)  # tokens of the last layer
+        return replace(c, vocab_size=lm * c.vocab_size).flops_per_token(length, float(lm), finished=finished)
 
     def cost(self, steps: int) -> float:
         """The cost of the first steps, in any unit."""
@@ -384,6 +414,7 @@ def _set_head(network: TaskModel, head: LinearHead) -> None:
     layer.load_state_dict({name: torch.from_numpy(value).float() for name, value in head._asdict().items()})
 
 
+LARGEST_MEAN = 10  # standard deviations: of numbers that are predicted without a bias
 CPU_TOKENS = 512  # of the timed steps: enough to be efficient, few enough to be fast
 TIMING_DEVIATION = 0.02  # random weights take the same time; the initialization of a training takes a second
 TIMING_SECONDS = 0.5  # of measurement, or three steps

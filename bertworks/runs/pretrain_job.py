@@ -34,7 +34,7 @@ from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
-from bertworks.text.vocabulary import END_OF_TEXT
+from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate

@@ -31,6 +31,7 @@ Result = TypeVar("Result")
 NORMALIZER_SETTINGS = {  # in tokenizer_config.json: of `tokenizers.normalizers.BertNormalizer`
     "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
 }  # fmt: skip
+END_OF_TEXT = "<|endoftext|>"
 SPELLINGS = {  # of special tokens in published vocabularies, where a folder does not name them
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>", "<|endoftext|>"),
@@ -136,6 +137,14 @@ def template(
     ids = ((token, library.token_to_id(token)) for token in names.values())
     special = [(token, number) for token, number in ids if number is not None]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+
+
+def begin_with(serialized: str, token: str) -> str:
+    """A tokenizer.json with a special token in front of each text of one or two. A vocabulary without it gets it."""
+    library = tokenizers.Tokenizer.from_str(serialized)
+    library.add_special_tokens([token])
+    library.post_processor = template(library, ("C:0 $A:0", "C:0 $A:0 C:0 $B:0"), {"cls_token": token})
+    return str(library.to_str())
 
 
 def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> dict[str, str]:

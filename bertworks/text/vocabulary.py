@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from bertworks.errors import BertworksError, UsageError, optional_import, several
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import (
+    END_OF_TEXT,
     LONGEST_WORD,
     NO_TEMPLATE,
     SPECIAL_TOKENS,
@@ -32,7 +33,6 @@ from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
 SpecialTokens = Literal["bert", "roberta", "gpt2"]
-END_OF_TEXT = "<|endoftext|>"
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
 _AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {  # the first tokens of a vocabulary, and the last ones

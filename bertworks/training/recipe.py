@@ -259,6 +259,8 @@ class FinetuneRecipe(Settings):
     document_context: sentences to be tagged are read with the text of their document around them.
     cloze_steps: before the labelled questions, for a new head: steps on questions that are made from the texts
         (`Featurizer.clozes`); -1: CLOZE_STEPS of the FEW_STEPS of few questions, if `epochs` is 0; else none.
+    lm_weight: of the loss of a causal LM on the training texts, which is added to that of the task (Radford et al.
+        2018, section 3.2); for networks that read from left to right.
     lstm_units: tagging and spans: the encoder is frozen, and a two-layer bidirectional LSTM with this number of units
         in each direction reads its last four layers (the feature-based approach of Devlin et al. 2019, section 5.3); 0:
         the encoder itself is fine-tuned.
@@ -284,6 +286,7 @@ class FinetuneRecipe(Settings):
     max_answer: Size = 30
     document_context: bool = False
     cloze_steps: Annotated[int, Range("0 or more, or -1", lambda x: x >= -1)] = 0
+    lm_weight: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     lstm_units: SizeOrZero = 0
     micro_batch_tokens: Positive = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"

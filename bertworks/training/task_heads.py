@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
-from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy
+from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy, vocabulary_cross_entropy
 
 SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
 FEATURE_LAYERS = 4  # last layers; their concatenated hidden states are the best features (Devlin et al. 2019, table 7)
@@ -211,50 +211,70 @@ class TaskModel(TrainableModel):
         with this number of units (section 5.3, the feature-based approach); 0: no LSTM, the encoder is trained.
     head_deviation: of the random weights of a classifier behind a pooler, see `training.recipe.FinetuneRecipe`. With
         many labels and few rows, large weights cost accuracy (docs/experiments, 2026-11-26).
+    lm_weight: of the loss "causal_lm", the prediction of each next token (Radford et al. 2018, equation 5); 0: none.
     """
 
-    def __init__(self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, head_deviation: float = 0.0):
+    def __init__(
+        self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, head_deviation: float = 0.0,
+        lm_weight: float = 0.0,
+    ):  # fmt: skip
         super().__init__()
         self.task, self.dropout, self.weights = task, output_dropout(c, task), {"task": 1.0}
+        self.weights |= {"causal_lm": lm_weight} if lm_weight else {}
         self.encoder = Encoder(c)
         self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         self.encoder.requires_grad_(lstm_units == 0)
         self.features = FrozenFeatures(self.encoder) if lstm_units else None
         self.recurrent = BiLSTM(frozen_features_size(c), lstm_units) if lstm_units else None
-        layer = OutputLayer(2 * lstm_units or task.width(c.hidden_size), task.outputs)
+        has_bias = self.pooler is None or c.pooler != "last"  # as in transformers
+        layer = OutputLayer(2 * lstm_units or task.width(c.hidden_size), task.outputs, bias=has_bias)
         initialize(layer, c)
         if head_deviation and self.pooler is not None and isinstance(task, Classification | MultiLabel):
             labels = max(2, task.outputs) if isinstance(task, Classification) else 2
             layer.weight.data *= head_deviation * math.sqrt(2 / labels / layer.in_features) / (c.initializer_range or 1)
         self.add_module(task.head, layer)
-        if isinstance(task, Regression):
+        if isinstance(task, Regression) and has_bias:
             nn.init.constant_(layer.bias, task.mean)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {"task": self.task.count(batch)}
+        every = {"task": self.task.count(batch), "causal_lm": len(batch.input_ids) - batch.layout.num_sequences}
+        return {name: every[name] for name in self.weights}
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        return {"task": self.task.tally(self.logits(batch).float(), batch)}
+        if "causal_lm" not in self.weights:
+            return {"task": self.task.tally(self.logits(batch).float(), batch)}
+        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+        task = self.task.tally(self.logits(batch, states).float(), batch)
+        has_next = torch.ones_like(batch.input_ids, dtype=torch.bool).index_fill(0, batch.layout.last.long(), 0)
+        embeddings = self.encoder.embeddings.token.weight.to(states.dtype)
+        labels = batch.input_ids[1:][has_next[:-1]]
+        return {"task": task, "causal_lm": vocabulary_cross_entropy(states[has_next], embeddings, None, labels)}
 
-    def logits(self, batch: Batch) -> Tensor:
-        """[M, outputs]: the logits of all predictions."""
+    def logits(self, batch: Batch, states: Tensor | None = None) -> Tensor:
+        """[M, outputs]: the logits of all predictions. states: the last of all tokens, if they are known."""
         output, dropout = self.get_submodule(self.task.head), 0.0 if self.task.vectors == "cosine" else self.dropout
-        return output(F.dropout(self.head_inputs(batch), dropout, self.training))  # type: ignore[no-any-return]
+        return output(F.dropout(self.head_inputs(batch, states), dropout, self.training))  # type: ignore[no-any-return]
 
-    def head_inputs(self, batch: Batch) -> Tensor:
-        """[M, width]: what the output layer reads, without its dropout."""
+    def head_inputs(self, batch: Batch, states: Tensor | None = None) -> Tensor:
+        """[M, width]: what the output layer reads, without its dropout. states: see `logits`."""
         if self.task.vectors != "pooler":
-            states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
-            return combine_vectors(batch.layout.mean(states[-1]), self.task.vectors)
-        x = self._states(batch)
+            if states is None:
+                states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+            return combine_vectors(batch.layout.mean(states), self.task.vectors)
+        x = self._states(batch) if states is None else states[self._positions(batch)]
         return x if self.pooler is None else self.pooler(F.dropout(x, self.pooler_dropout, self.training))
+
+    def _positions(self, batch: Batch) -> Tensor:
+        """int64 [M]: the tokens that are predicted, or that stand for the sequences that are."""
+        reads_last = self.pooler is not None and self.pooler.reads_last
+        return batch.layout.last.long() if reads_last else batch.target.positions
 
     def _states(self, batch: Batch) -> Tensor:
         """[M, width]: hidden states of the predicted tokens."""
         if self.features is not None and self.recurrent is not None:
             x = self.features(batch).to(next(self.recurrent.parameters()).dtype)
             return self.recurrent(x, batch.layout)[batch.target.positions]  # type: ignore[no-any-return]
-        everything = len(batch.target.positions) == len(batch.input_ids)
-        rows = None if everything else batch.target.positions
+        positions = self._positions(batch)
+        rows = None if len(positions) == len(batch.input_ids) else positions
         return self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)[-1]  # type: ignore[no-any-return]

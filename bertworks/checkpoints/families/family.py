@@ -31,7 +31,7 @@ class Family:
     body: how names of the body begin, without the prefix.
     rows: see above; of the body, and of the heads of fine-tuning.
     pretraining_rows: of the heads of pre-training.
-    by_class: rows that replace others in files of a class.
+    by_class: rows that replace others in files of a class; []: they lack this row.
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
