@@ -80,12 +80,12 @@ def test_features_are_the_last_four_layers_without_dropout() -> None:
     batch = batch_of(examples())
     found = task_heads.FrozenFeatures(encoder)(batch)
     assert encoder.training
-    assert found.shape == (sum(LENGTHS), task_heads.frozen_features_size(CONFIG)) == (42, 64)
+    assert found.shape == (sum(LENGTHS), task_heads.features_size(CONFIG, "concat-last-four")) == (42, 64)
     encoder.eval()
     states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
     torch.testing.assert_close(found, torch.cat([states[n] for n in (2, 3, 4, 5)], -1))
     assert not found.requires_grad
-    assert task_heads.frozen_features_size(replace(CONFIG, num_hidden_layers=2)) == 32
+    assert task_heads.features_size(replace(CONFIG, num_hidden_layers=2), "concat-last-four") == 32
 
 
 def test_what_is_remembered_is_what_would_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
