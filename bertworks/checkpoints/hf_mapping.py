@@ -315,6 +315,8 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
         if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
             continue
         shape = tuple(sizes[axis] for axis in axes.split())
+        if ours == "span.*" and "recurrent" in component_names(names):
+            shape = (shape[0], _ANY)
         unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
         for number in map(str, range(config.num_groups)) if "#" in ours else [""]:
             for end in ("weight", "bias") if "*" in ours else [""]:
