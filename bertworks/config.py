@@ -232,8 +232,9 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
         if value not in choices:
             raise UsageError(f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
         return cast(T, value)
-    if origin in (Union, UnionType):  # `X | None`; TOML has no null, so a value is an X
-        return build(next(c for c in choices if c is not NoneType), value, where, at, whole)  # type: ignore[no-any-return]
+    if origin in (Union, UnionType):  # TOML has no null
+        kinds = [c for c in choices if c is not NoneType]
+        return build(type(value) if type(value) in kinds else kinds[0], value, where, at, whole)  # type: ignore[no-any-return]
     if origin is tuple and isinstance(value, list):
         return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]", whole) for i, v in enumerate(value)))
     if kind is float and type(value) is int:

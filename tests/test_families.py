@@ -37,6 +37,10 @@ SIZES = {
         vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
         max_position_embeddings=32,
     ),
+    "bert-ltr": transformers.BertConfig(
+        vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
+        max_position_embeddings=32, is_decoder=True,
+    ),
     "roberta": transformers.RobertaConfig(
         vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
         max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
@@ -67,14 +71,14 @@ SIZES = {
     ),
 }  # fmt: skip
 NAMES = {
-    "bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert", "electra": "Electra",
-    "electra-wide": "Electra", "openai-gpt": "OpenAIGPT", "gpt2": "GPT2",
+    "bert": "Bert", "bert-ltr": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "albert": "Albert",
+    "electra": "Electra", "electra-wide": "Electra", "openai-gpt": "OpenAIGPT", "gpt2": "GPT2",
 }  # fmt: skip
 HEADS = [
     (family, kind)
     for family in ("bert", "roberta", "distilbert", "albert", "electra", "electra-wide")
     for kind in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
-]
+] + [("bert-ltr", "TokenClassification"), ("bert-ltr", "QuestionAnswering")]
 
 
 def perturbed(model: torch.nn.Module) -> torch.nn.Module:
@@ -116,7 +120,7 @@ def padded(ids: Tensor, pad: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 2e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("family", SIZES)
 def test_hidden_states_logits_and_gradients(family: str, dtype: torch.dtype, off: float):
-    kind = "LMHeadModel" if "gpt" in family else "ForMaskedLM"
+    kind = "LMHeadModel" if "gpt" in family or family == "bert-ltr" else "ForMaskedLM"
     theirs = theirs_of(family, kind).to(dtype)
     config, state = ours_of(theirs, dtype)
     encoder, head = Encoder(config).to(dtype).eval(), LMHead(config).to(dtype)
@@ -223,7 +227,7 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
 
 @pytest.mark.parametrize(("family", "kind"), [
     *((family, f"For{kind}") for family, kind in HEADS), *((f, "Model") for f in SIZES),
-    *((f, "ForMaskedLM") for f in SIZES if "gpt" not in f), ("gpt2", "LMHeadModel"),
+    *((f, "ForMaskedLM") for f in SIZES if "gpt" not in f), ("gpt2", "LMHeadModel"), ("bert-ltr", "LMHeadModel"),
     ("bert", "ForPreTraining"), ("albert", "ForPreTraining"), ("openai-gpt", "LMHeadModel"),
     ("electra", "ForPreTraining"), ("electra-wide", "ForPreTraining"),
 ])  # fmt: skip
@@ -342,6 +346,9 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
     ("openai-gpt", {"afn": "silu"}, "afn is 'silu': expected one of gelu, relu"),
     ("electra", {"hidden_act": "relu"}, "hidden_act is 'relu': only 'gelu' is supported for electra"),
     ("electra", {"summary_type": "last"}, "summary_type is 'last': only 'first'"),
+    ("bert", {"is_decoder": "yes"}, "is_decoder is 'yes': expected true or false"),
+    ("bert", {"is_decoder": True, "add_cross_attention": True}, "add_cross_attention is True: only False"),
+    ("roberta", {"is_decoder": True}, "is_decoder is True: only False is supported for roberta"),
     ("xlnet", {}, "the family .xlnet. is not supported yet: expected one of bert"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
@@ -359,6 +366,9 @@ def test_names_of_another_family_are_refused(family: str):
 
 @pytest.mark.parametrize(("family", "fields", "message"), [
     ("bert", {"direction": "right_to_left"}, "encoder.direction is 'right_to_left': files of bert can only hold"),
+    ("bert", {"direction": "left_to_right", "pooler": "last_tanh"}, "files of bert can only hold 'last'"),
+    ("roberta", {"direction": "left_to_right", "pooler": "last", "type_vocab_size": 1, "layer_norm_eps": 1e-5},
+     "encoder.direction is 'left_to_right': files of roberta can only hold 'bidirectional'"),
     ("bert", {"embedding_size": 8}, "encoder.embedding_size is 8: files of bert can only hold 0"),
     ("bert", {"span_dropout": 0.1}, "files of bert can only hold None\n  hint: leave span_dropout out of the recipe"),
     ("roberta", {"lm_head": "bias"}, "encoder.lm_head is 'bias': files of roberta"),

@@ -1,24 +1,29 @@
-"""The feature-based approach: a frozen encoder, an LSTM over its last four layers; from the tensors to the folder."""
+"""LSTMs over an encoder, frozen (the feature-based approach) or trained with it; from the tensors to the folder."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
+from fine import PEOPLE, tokenizer, write_conll, write_pairs, write_reviews, write_spans, write_squad
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
+from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
+from bertworks.inference.explain import explain
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
+from bertworks.interop.convert import convert
+from bertworks.interop.export import export
 from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, num_lstm_parameters
@@ -28,7 +33,7 @@ from bertworks.training import task_heads
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import make_optimizer
-from bertworks.training.recipe import load_finetune_recipe
+from bertworks.training.recipe import FeatureLayers, load_finetune_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
 CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,
@@ -80,12 +85,12 @@ def test_features_are_the_last_four_layers_without_dropout() -> None:
     batch = batch_of(examples())
     found = task_heads.FrozenFeatures(encoder)(batch)
     assert encoder.training
-    assert found.shape == (sum(LENGTHS), task_heads.frozen_features_size(CONFIG)) == (42, 64)
+    assert found.shape == (sum(LENGTHS), task_heads.features_size(CONFIG, "concat-last-four")) == (42, 64)
     encoder.eval()
     states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
     torch.testing.assert_close(found, torch.cat([states[n] for n in (2, 3, 4, 5)], -1))
     assert not found.requires_grad
-    assert task_heads.frozen_features_size(replace(CONFIG, num_hidden_layers=2)) == 32
+    assert task_heads.features_size(replace(CONFIG, num_hidden_layers=2), "concat-last-four") == 32
 
 
 def test_what_is_remembered_is_what_would_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +120,97 @@ def test_only_what_is_above_the_encoder_is_learned(precision: str) -> None:
     assert steps[-1].read()["task"].loss < 0.5 * steps[0].read()["task"].loss
     for name, p in network.named_parameters():
         assert torch.equal(p, before[name]) == name.startswith("encoder."), name
+
+
+ROWS = {  # of table 7: what is read of hidden states [layers + 1, T, hidden]
+    "embeddings": lambda x: x[0],
+    "second-to-last": lambda x: x[-2],
+    "last": lambda x: x[-1],
+    "sum-last-four": lambda x: x[-4:].sum(0),
+    "concat-last-four": lambda x: np.concatenate([*x[-4:]], -1),
+    "sum-all": lambda x: x[1:].sum(0),
+    "mix": lambda x: np.concatenate([*x], -1),
+    0: lambda x: x[0],
+    3: lambda x: x[3],
+}
+
+
+@pytest.mark.parametrize("layers", ROWS)
+def test_layers_are_those_of_transformers(layers: str | int) -> None:
+    """Hidden states of transformers, put together by hand. What is cached is what the LSTM reads."""
+    torch.manual_seed(0)
+    theirs = transformers.BertModel(transformers.BertConfig(
+        vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=40,
+    )).eval()  # fmt: skip
+    for p in theirs.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.1)
+    state = from_huggingface(theirs.state_dict(), CONFIG)
+    encoder = Encoder(CONFIG).eval()
+    encoder.load_state_dict({n.removeprefix("encoder."): p for n, p in state.items() if n.startswith("encoder.")})
+    features, units = task_heads.FrozenFeatures(encoder, layers), examples()
+    assert features.remember(units)
+    found, expected = features(batch_of(units)), []
+    for (one,) in units:
+        with torch.no_grad():
+            states = theirs(torch.tensor(one.input_ids)[None], output_hidden_states=True).hidden_states
+        expected.append(ROWS[layers](torch.cat(states).double().numpy()))
+    assert found.shape[1] == task_heads.features_size(CONFIG, layers)
+    assert np.abs(found.numpy() - np.concatenate(expected)).max() <= 2e-5
+    assert task_heads.lstm_input_size(CONFIG, layers) == (16 if layers == "mix" else found.shape[1])
+
+
+def test_a_mix_and_its_gradients_by_hand() -> None:
+    """y = g sum p_j h_j with p = softmax(s): dy/ds_j = g p_j (h_j - sum p_k h_k), dy/dg = sum p_j h_j."""
+    draw = np.random.default_rng(0)
+    h, s, g, up = draw.normal(size=(6, 7, 5)), draw.normal(size=6), 1.7, draw.normal(size=(7, 5))
+    mix = task_heads.ScalarMix(6)
+    assert not mix.weights.any()
+    assert mix.scale.item() == 1
+    joined = torch.tensor(np.concatenate([*h], -1), dtype=torch.float32, requires_grad=True)
+    torch.testing.assert_close(mix(joined), torch.tensor(h.mean(0)).float())
+    mix.weights.data, mix.scale.data = torch.tensor(s).float(), torch.tensor([g]).float()
+    p = np.exp(s) / np.exp(s).sum()
+    mean = np.einsum("j,jth->th", p, h)
+    mixed = mix(joined)
+    np.testing.assert_allclose(mixed.detach(), g * mean, atol=2e-5)
+    (mixed * torch.tensor(up)).sum().backward()
+    np.testing.assert_allclose(mix.weights.grad, g * p * ((h - mean) * up).sum((1, 2)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(mix.scale.grad, [(mean * up).sum()], rtol=1e-4, atol=1e-5)
+    wanted = np.concatenate([g * weight * up for weight in p], -1)
+    np.testing.assert_allclose(joined.grad, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", ["last", "concat-last-four", "sum-last-four", "sum-all", "mix"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_trained_encoder_learns_with_its_lstm(layers: FeatureLayers, precision: str) -> None:
+    torch.manual_seed(0)
+    task, units = Classification(outputs=3, pooled=False), examples()
+    network = TaskModel(CONFIG, task, lstm_units=8, lstm_encoder="trained", feature_layers=layers)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    c = replace(load_finetune_recipe("bilstm").optimizer, warmup=0.0, learning_rate=1e-2)
+    steps = list(train(network, make_optimizer(network, c), lambda _: [batch_of(units)], c, 30, precision=precision))
+    assert steps[-1].read()["task"].loss < 0.7 * steps[0].read()["task"].loss
+    assert not [name for name, p in network.named_parameters() if torch.equal(p, before[name])]
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_text_is_classified_at_its_first_token_of_the_lstm(pooled: bool) -> None:
+    """Also from left to right, where the first token of the encoder has read nothing."""
+    torch.manual_seed(0)
+    c = replace(CONFIG, direction="left_to_right", pooler="last")
+    task = Classification(outputs=3, pooled=pooled)
+    network = TaskModel(c, task, lstm_units=8, lstm_encoder="trained", feature_layers="last").eval()
+    assert network.pooler is None
+    batch = batch_of(examples())
+    rows = network.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1].split(LENGTHS)
+    assert network.recurrent is not None
+    read = [network.recurrent.lstm(row[None])[0][0] for row in rows]
+    chosen = torch.stack([row[0] for row in read]) if pooled else torch.cat(read)[batch.target.positions]
+    expected = network.get_submodule("classifier")(chosen)
+    torch.testing.assert_close(network.logits(batch), expected, rtol=1e-5, atol=1e-6)
+    network.logits(batch).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for n, p in network.encoder.named_parameters() if "bias" not in n)
 
 
 # --- a whole fine-tuning ----------------------------------------------------------------------------------------------
@@ -219,6 +315,115 @@ def test_transformers_refuses_the_folder_and_we_go_on_with_it(start: Path, tmp_p
     *_, done = finetune_events(tmp_path / "plain", request, device="cpu")
     assert ModelFolder(tmp_path / "plain").task_config.lstm_units == 0
     assert done.kind == "done"
+
+
+JOINT = ("lstm_units=24", "optimizer.learning_rate=3e-3", "batch_size=8", "epochs=2", "precision=fp32")
+
+
+@pytest.mark.parametrize(("write", "text"), [
+    (write_reviews, "this film was good"), (write_pairs, ("this film", "that film")),
+    (write_conll, ["the", "film", PEOPLE[0]]), (write_squad, ("who lives in Oslo ?", "Anna lives in Oslo .")),
+])  # fmt: skip
+def test_an_lstm_on_a_trained_encoder(write: Any, text: Any, start: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / ("data.json" if write is write_squad else "data.csv"), 40)
+    run(data, tmp_path / "out", start, overrides=JOINT, recipe="bilstm")
+    ours, theirs = load_model(tmp_path / "out").state, load_model(start).state
+    assert not any(torch.equal(ours[n], theirs[n]) for n in ours if n.startswith("encoder.") and n.endswith("v.weight"))
+    assert not any(name.startswith("pooler") for name in ours)
+    task = ModelFolder(tmp_path / "out").task_config
+    assert (task.lstm_units, task.lstm_encoder, task.feature_layers) == (24, "trained", "last")
+    list(convert(tmp_path / "out", tmp_path / "again"))
+    exact, again = (Predictor(tmp_path / n, device="cpu", precision="fp32").predict([text]) for n in ("out", "again"))
+    assert exact == again
+    for precision in ("int8", "bf16"):
+        assert (
+            Predictor(tmp_path / "out", device="cpu", precision=precision).predict([text])[0].keys() == exact[0].keys()
+        )
+    with pytest.raises(BertworksError, match="the head of this model is an LSTM"):
+        list(export(tmp_path / "out", tmp_path / "onnx"))
+    assert explain(tmp_path / "out", text, device="cpu")
+    *_, told = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
+    assert told.fields["rows"] == 40
+
+
+def test_a_mix_is_saved_and_read_again(start: Path, tmp_path: Path) -> None:
+    data = write_conll(tmp_path / "names.conll")
+    done = run(data, tmp_path / "out", start, overrides=(*FAST, "feature_layers=mix"))
+    assert done.fields["score"] >= 0.9
+    state = load_model(tmp_path / "out").state
+    assert state["mix.weights"].shape == (5,)
+    assert state["mix.weights"].any()
+    list(convert(tmp_path / "out", tmp_path / "again"))
+    exact, again = (Predictor(tmp_path / n, device="cpu").predict([["in", "Oslo"]]) for n in ("out", "again"))
+    assert exact == again
+    with pytest.raises(BertworksError, match="LSTM reads feature_layers 'mix', the recipe has 'concat-last-four'"):
+        run(data, tmp_path / "more", tmp_path / "out")
+    task = json.loads((tmp_path / "out/task.json").read_text())
+    (tmp_path / "out/task.json").write_text(json.dumps(task | {"feature_layers": "last"}))
+    with pytest.raises(BertworksError, match="does not fit tagging"):
+        list(convert(tmp_path / "out", tmp_path / "other"))
+    (tmp_path / "out/task.json").write_text(json.dumps(task))
+    weights = tmp_path / "out/model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in read_tensors(weights).items()}
+    del tensors["mix.scale"]
+    write_tensors(weights, tensors, {"format": "pt"})
+    with pytest.raises(BertworksError, match=r"incomplete: mix\.scale missing"):
+        Predictor(tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize("layers", ["embeddings", "sum-last-four", "1"])
+def test_a_folder_says_which_layers_are_read(layers: str, start: Path, tmp_path: Path) -> None:
+    data = write_conll(tmp_path / "names.conll", 40)
+    run(data, tmp_path / "out", start, overrides=(*FAST, "epochs=1", f"feature_layers={layers}"))
+    assert ModelFolder(tmp_path / "out").task_config.feature_layers == (1 if layers == "1" else layers)
+    task = json.loads((tmp_path / "out/task.json").read_text())
+    found = []
+    for name in (task["feature_layers"], "last"):
+        (tmp_path / "out/task.json").write_text(json.dumps(task | {"feature_layers": name}))
+        network = Predictor(tmp_path / "out", device="cpu").network
+        assert isinstance(network, TaskModel)
+        batch = batch_of(examples())
+        states = network.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
+        features = {"embeddings": states[0], "1": states[1], "sum-last-four": sum(states[1:])}[layers]
+        assert network.recurrent is not None
+        read = network.recurrent(features if name != "last" else states[-1], batch.layout)[batch.target.positions]
+        found.append(network.logits(batch))
+        torch.testing.assert_close(found[-1], network.get_submodule("classifier")(read), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(*found)
+
+
+def test_a_task_of_before_has_four_frozen_layers(start: Path, tmp_path: Path) -> None:
+    run(write_conll(tmp_path / "names.conll", 40), tmp_path / "out", start, overrides=(*FAST, "epochs=1"))
+    answers = Predictor(tmp_path / "out", device="cpu").predict([["Oslo"]])
+    task = json.loads((tmp_path / "out/task.json").read_text())
+    assert (task.pop("lstm_encoder"), task.pop("feature_layers")) == ("frozen", "concat-last-four")
+    (tmp_path / "out/task.json").write_text(json.dumps(task))
+    predictor = Predictor(tmp_path / "out", device="cpu")
+    assert predictor.predict([["Oslo"]]) == answers
+    assert isinstance(predictor.network, TaskModel)
+    assert predictor.network.features is not None
+
+
+@pytest.mark.parametrize(("recipe", "settings", "message"), [
+    ("stable", ["feature_layers=last"], "feature_layers 'last' without lstm_units"),
+    ("stable", ["lstm_encoder=trained"], "lstm_encoder 'trained' without lstm_units"),
+    ("bilstm", ["feature_layers=embeddings"], "with feature_layers 'embeddings': layers that are not read"),
+    ("bilstm", ["feature_layers=2"], "with feature_layers 2: layers that are not read"),
+    ("feature_based", ["feature_layers=first"], "feature_layers: 'first' is none of 'embeddings', 'second-to-last'"),
+    ("feature_based", ["feature_layers=1.5"], "feature_layers: 1.5 is none of"),
+    ("feature_based", ["feature_layers=true"], "feature_layers: True is none of"),
+])  # fmt: skip
+def test_settings_without_meaning_are_refused(recipe: str, settings: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_finetune_recipe(recipe, settings)
+
+
+@pytest.mark.parametrize("number", [5, -1])
+def test_a_layer_that_is_not_there(number: int, start: Path, tmp_path: Path) -> None:
+    data = write_conll(tmp_path / "names.conll", 40)
+    with pytest.raises(UsageError, match=f"feature_layers is {number}, and the model has the layers 0 .* to 4"):
+        run(data, tmp_path / "out", start, overrides=(*FAST, f"feature_layers={number}"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ ABSURD = [
     ("hidden_dropout_prob", -0.1), ("hidden_dropout_prob", "0.1"), ("hidden_dropout_prob", math.nan),
     ("attention_probs_dropout_prob", math.inf), ("attention_probs_dropout_prob", True), ("layer_norm_eps", -1e-12),
     ("layer_norm_eps", math.nan), ("layer_norm_eps", {}), ("initializer_range", 1e9), ("hidden_act", "swish"),
-    ("hidden_act", 3), ("hidden_act", ["gelu"]), ("hidden_act", "x" * 10**6), ("is_decoder", True),
+    ("hidden_act", 3), ("hidden_act", ["gelu"]), ("hidden_act", "x" * 10**6), ("is_decoder", 3),
     ("position_embedding_type", "relative_key"), ("model_type", "xlnet"), ("model_type", None), ("model_type", 1),
 ]  # fmt: skip
 

@@ -125,7 +125,7 @@ def test_electra_keeps_its_family_at_every_size(exponent: int):
     assert (recipe.train, recipe.generator_size) == (bert.train, 0.25)
     c, other = recipe.encoder, bert.encoder
     check_representable(c, 0)
-    assert can_hold(c.family, heads_of(recipe.weights))
+    assert can_hold(c, heads_of(recipe.weights))
     assert (c.num_hidden_layers, c.hidden_size) == (other.num_hidden_layers, other.hidden_size)
     assert c.embedding_width == min(128, c.hidden_size // 2)
 

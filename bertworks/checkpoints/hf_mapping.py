@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertworks.checkpoints.families.family import FAMILIES, Family, Rows
 from bertworks.errors import BertworksError, require, some_names
-from bertworks.models.config import LIMITS, EncoderConfig, Head
+from bertworks.models.config import BERT, LIMITS, EncoderConfig, Head
 
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input,
 # also without a pooler: a network that is made for the task checks them.
@@ -24,7 +24,7 @@ _RECURRENT: Rows = {
     for layer in ("0", "0_reverse", "1", "1_reverse")
     for source in ("ih", "hh")
     for name in [f"recurrent.lstm.*_{source}_l{layer}"]
-}
+} | {"mix.weights": ("A", "mix.weights"), "mix.scale": ("1", "mix.scale")}
 OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
@@ -57,7 +57,7 @@ class _Parameter(NamedTuple):
 
 def component_names(state: Iterable[str]) -> frozenset[str]:
     """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence, sentence_order, replaced_token,
-    classifier, span, recurrent."""
+    classifier, span, recurrent, mix."""
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
@@ -70,12 +70,13 @@ def components_in_file(theirs: Iterable[str], config: EncoderConfig) -> frozense
 
 def their_names(config: EncoderConfig) -> list[str]:
     """The names, without prefix, of all parameters that a file of theirs may have."""
-    return [name for p in _parameters(config, []) if p.component != "recurrent" for name in p.theirs]
+    return [name for p in _parameters(config, []) if p.component not in ("recurrent", "mix") for name in p.theirs]
 
 
-def architecture_of(state: Iterable[str], family: str = "bert") -> str:
+def architecture_of(state: Iterable[str], config: EncoderConfig = BERT) -> str:
     """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning, which need labels."""
-    return FAMILIES[family].pretraining[" ".join(sorted(component_names(state) - {"encoder", "pooler"}))]
+    classes = FAMILIES[config.family].pretraining_of(config)
+    return classes[" ".join(sorted(component_names(state) - {"encoder", "pooler"}))]
 
 
 def to_huggingface(
@@ -140,9 +141,9 @@ def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]
     return sorted(name for short, name in bare.items() if _is_buffer(short, f) or f.tied.get(short) in bare)
 
 
-def can_hold(family: str, heads: Collection[str]) -> bool:
-    """Whether files of a family have a place for these heads of pre-training, together."""
-    return " ".join(sorted({*heads} - {"pooler"})) in FAMILIES[family].pretraining
+def can_hold(config: EncoderConfig, heads: Collection[str]) -> bool:
+    """Whether files of a network have a place for these heads of pre-training, together."""
+    return " ".join(sorted({*heads} - {"pooler"})) in FAMILIES[config.family].pretraining_of(config)
 
 
 def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
@@ -151,7 +152,7 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
-    for name, value in vars(family.default).items():
+    for name, value in vars(family.default_of(family.is_decoder(config))).items():
         if name not in family.settings.values() and getattr(config, name) != value:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
             setting = f"--set encoder.{name}={json.dumps(value)}"
@@ -202,6 +203,7 @@ def config_to_huggingface(
         **{theirs: given[ours] for theirs, ours in family.settings.items()},
         **family.written,
         **dict.fromkeys(family.written_as_null),
+        **({"is_decoder": True} if family.is_decoder(config) else {}),
     }
     return dict(sorted(settings.items()))
 
@@ -225,7 +227,10 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     for name, value in family.required.items():
         what = f"{name} is {settings.get(name)!r:.60}: only {value!r} is supported for {family.default.family}"
         require(settings.get(name, value) == value, what, where)
-    values: dict[str, Any] = dict(vars(family.default))
+    decoder = settings.get("is_decoder", False)
+    what = f"is_decoder is {decoder!r:.60}: expected true or false"
+    require(not family.decoder or type(decoder) is bool, what, where, _CORRECT)
+    values: dict[str, Any] = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     for theirs, ours in family.settings.items():
         default = getattr(family.default, ours)
         value = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
@@ -302,12 +307,16 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     for kind, of_class in family.by_class.items():
         if all(name.replace("*", "weight") in names for row in of_class.values() for name in row[1:]):
             architecture = architecture or kind
-    rows = {**family.rows, **family.pretraining_rows, **family.by_class.get(architecture or "", {}), **_RECURRENT}
+    heads = {head for names in family.pretraining_of(config) for head in names.split()}
+    of_heads = {name: row for name, row in family.pretraining_rows.items() if name.split(".")[0] in heads}
+    rows = {**family.rows, **of_heads, **family.by_class.get(architecture or "", {}), **_RECURRENT}
     entries = []
     for ours, (axes, *theirs) in ((ours, row) for ours, row in rows.items() if row):
         if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
             continue
         shape = tuple(sizes[axis] for axis in axes.split())
+        if ours == "span.*" and "recurrent" in component_names(names):
+            shape = (shape[0], _ANY)
         unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
         for number in map(str, range(config.num_groups)) if "#" in ours else [""]:
             for end in ("weight", "bias") if "*" in ours else [""]:

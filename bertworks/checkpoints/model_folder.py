@@ -32,8 +32,9 @@ from bertworks.datasets.schema import TaskType
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
-from bertworks.models.config import EncoderConfig
+from bertworks.models.config import BERT, EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.recipe import FeatureLayers, LSTMEncoder
 from bertworks.training.task_heads import SentenceVectors
 
 TASK_FILE, FORMAT = "task.json", 1
@@ -51,7 +52,7 @@ class TaskConfig(Settings):
     """The task of a fine-tuned model, and how it reads texts.
 
     labels: names of the outputs, in order; none for regression, qa and choice.
-    lstm_units: see `FinetuneRecipe`.
+    lstm_units, lstm_encoder, feature_layers: see `FinetuneRecipe`.
     document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
     text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
@@ -74,15 +75,16 @@ class TaskConfig(Settings):
     document_context: bool = False
     document: str | None = None
     lstm_units: SizeOrZero = 0
+    lstm_encoder: LSTMEncoder = "frozen"
+    feature_layers: FeatureLayers = "concat-last-four"
     threshold: float | None = None
     vectors: SentenceVectors = "pooler"
     temperature: AboveZero = 1.0
     bare_types: bool = False
 
-    @property
-    def is_own(self) -> bool:
-        """Whether transformers has no such network."""
-        return bool(self.lstm_units) or self.vectors != "pooler"
+    def is_own(self, c: EncoderConfig) -> bool:
+        """Whether transformers has no such network, on an encoder of this configuration."""
+        return bool(self.lstm_units) or self.vectors != "pooler" or _pools_last(self.task, c)
 
     @property
     def tag_scheme(self) -> TagScheme | None:
@@ -112,15 +114,23 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
     if tasks[0] == "classification":
         problem = settings.get("problem_type") or ("regression" if len(labels) == 1 else None)
         tasks = [task for task, name in _PROBLEMS.items() if name == problem] or ["classification"]
-    length = config_from_huggingface(settings, where=str(path)).max_position_embeddings
+    config = config_from_huggingface(settings, where=str(path))
+    length = config.max_position_embeddings
+    what = f"{head} reads the first token of a text, which from left to right has read nothing (is_decoder is true)"
+    require(not _pools_last(cast(TaskType, tasks[0]), config), what, path.parent, hint)
     labels = () if tasks[0] in ("regression", "qa", "choice") else labels
     return TaskConfig(task=cast(TaskType, tasks[0]), labels=labels, max_length=min(512, length))
 
 
-def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, Any]:
+def _pools_last(task: TaskType, c: EncoderConfig) -> bool:
+    """Whether a decoder is read at the last token of a text: transformers reads the first, which has read nothing."""
+    return FAMILIES[c.family].is_decoder(c) and task in ("classification", "multilabel", "regression", "choice")
+
+
+def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str, Any]:
     """The settings of the head in config.json; its own model_type if transformers has no such network."""
-    task = description.task
-    own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)} if description.is_own else {}
+    task, family = description.task, c.family
+    own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)} if description.is_own(c) else {}
     labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
     return {
         "architectures": [FAMILIES[family].tasks[task]],
@@ -135,7 +145,7 @@ def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
     """Check that the head of a model can be fine-tuned for the task of the data.
 
     Raises:
-        BertworksError: another task, other labels, or another number of LSTM units; both are shown.
+        BertworksError: another task, other labels, or another LSTM or other layers that it reads; both are shown.
     """
     names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data))
     if head.task != data.task:
@@ -144,6 +154,8 @@ def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
         what = f"the model's labels are not those of the data:\n  model:{names}\n  data: {others}"
     elif head.lstm_units != data.lstm_units:
         what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
+    elif head.feature_layers != data.feature_layers:
+        what = f"the model's LSTM reads feature_layers {head.feature_layers!r}, the recipe has {data.feature_layers!r}"
     else:
         return
     raise BertworksError(what, where=where, hint="--reset-head discards the model's head and trains a new one")
@@ -321,7 +333,7 @@ def save_model(
     theirs = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)
-    head = head or {"architectures": [hf_mapping.architecture_of(state, config.family)]}
+    head = head or {"architectures": [hf_mapping.architecture_of(state, config)]}
     save_settings(folder, config, tokenizer, head)
     with replacing(folder / WEIGHTS) as temporary:
         write_tensors(temporary, {name: value.float() for name, value in theirs.items()}, {"format": "pt"})

@@ -287,7 +287,8 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
 
 def _network(source: LazyModel, d: TaskConfig) -> TaskModel:
     head = "span" if d.task == "qa" else "classifier"
-    return source.network(lambda config: TaskModel(config, make_task_head(d), lstm_units=d.lstm_units), "encoder", head)
+    lstm = {"lstm_units": d.lstm_units, "lstm_encoder": d.lstm_encoder, "feature_layers": d.feature_layers}
+    return source.network(lambda config: TaskModel(config, make_task_head(d), **lstm), "encoder", head)  # type: ignore
 
 
 def _prepare(

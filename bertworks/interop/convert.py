@@ -98,7 +98,7 @@ def _with_head(model: Model, notes: list[str]) -> _Source:
     if "span" in parts:
         return _Source(model, task_settings(TaskConfig(task="qa")), notes)
     if "classifier" not in parts:
-        return _Source(model, {"architectures": [hf_mapping.architecture_of(model.state)]}, notes)
+        return _Source(model, {"architectures": [hf_mapping.architecture_of(model.state, model.config)]}, notes)
     labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.weight"])))
     notes.append(
         f"output_weights is read as a classifier of whole texts with {len(labels)} labels. Checkpoints do not name "
@@ -182,11 +182,11 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     Raises:
         BertworksError: config.json does not name the head of these weights, or another one.
     """
-    folder, settings, family = source.within, source.settings, source.config.family
+    folder, settings = source.within, source.settings
     parts = hf_mapping.component_names(state)
     names = ", ".join(sorted(parts & _HEADS))
     if not names:
-        return {"architectures": [hf_mapping.architecture_of(state, family)]}, None
+        return {"architectures": [hf_mapping.architecture_of(state, source.config)]}, None
     has_task_file = (folder / TASK_FILE).exists()
     what = f"these weights have a head ({names}), but config.json does not name its class"
     hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
@@ -194,11 +194,12 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     task = source.task_config
     expected = make_task_head(task)
     outputs = len(state.get(f"{expected.head}.weight", ()))
-    if outputs != expected.outputs or bool(task.lstm_units) != ("recurrent" in parts):
+    own = {"recurrent": bool(task.lstm_units), "mix": task.feature_layers == "mix"}
+    if outputs != expected.outputs or any(wanted != (part in parts) for part, wanted in own.items()):
         what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
         hint = "use the config.json that was saved with these weights"
         raise BertworksError(f"{what} with {expected.outputs} outputs in config.json", where=str(folder), hint=hint)
-    head = task_settings(task, family)
+    head = task_settings(task, source.config)
     if has_task_file:
         return head, task
     given: dict[str, Any] = {"problem_type": settings.get("problem_type")}  # the default for one label differs

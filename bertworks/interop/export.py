@@ -263,9 +263,9 @@ def _export(
     """Fills the folder; adds to `results`."""
     path, is_encoder = folder / EXPORTED, isinstance(source.network, Encoder)
     config, names = source.model.config, ["encoder."] if is_encoder else ["encoder.", "lm_head."]
-    head: dict[str, Any] = {"architectures": [architecture_of(names, config.family)]}
+    head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
     if source.description:
-        head = task_settings(source.description, config.family)
+        head = task_settings(source.description, config)
         source.description.save(folder)
     save_settings(folder, config, source.model.tokenizer, head)
     if is_encoder:  # how vectors are made
@@ -313,7 +313,7 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         raise UsageError("this model is an exported one", where=str(source), hint="use the model that it was made from")
     source.refuse_nested()
     components = component_names(source.state)
-    what = "the head of this model is an LSTM over several layers: programs for exported models do not support it"
+    what = "the head of this model is an LSTM: programs for exported models do not support it"
     hint = "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder"
     require("recurrent" not in components or encoder_only, what, source, hint)
     name = Path(model).resolve().name

@@ -65,7 +65,7 @@ class LoadedModel:
         "predict"."""
         predicts: list[Ability] = ["predict"] if self._opened.has_task else []
         if self._opened.exported:
-            pretrained = architecture_of(["encoder.", "lm_head."], self.config.family)
+            pretrained = architecture_of(["encoder.", "lm_head."], self.config)
             is_lm = self._opened.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if is_lm else ["embed"]))
         if self.config.direction == "left_to_right":  # a plain head is the embedding matrix, which every file has

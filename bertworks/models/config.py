@@ -184,5 +184,6 @@ def _read_presets() -> dict[str, EncoderConfig]:
     return {name: EncoderConfig(**tables.get(table.pop("like", ""), {}) | table) for name, table in tables.items()}
 
 
+BERT = EncoderConfig()
 PRESETS = _read_presets()
 BERT_SIZES = {name.removeprefix("bert-"): c for name, c in PRESETS.items() if name.startswith("bert-")}

@@ -357,7 +357,9 @@ class BiLSTM(nn.Module):
         lengths = layout.cu_seqlens.diff().cpu()
         padded = layout.pad(x).to(next(self.lstm.parameters()).dtype)
         rectangle = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
-        with torch.autocast(x.device.type, enabled=False):
+        # In evaluation mode cuDNN has no gradients of an LSTM, which explanations need.
+        fast = torch.backends.cudnn.flags(enabled=self.training or not torch.is_grad_enabled())
+        with torch.autocast(x.device.type, enabled=False), fast:
             outputs, _ = self.lstm(rectangle)
         states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=layout.max_seqlen)
         return layout.unpad(states)

@@ -42,7 +42,10 @@ MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 _PARTS = re.compile(r"(?s:.{1,65536})(?!\S)|\S+")  # of a text, without a cut in a word
 LISTED = 5  # rows named in a note
-READING = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")  # settings of texts
+READING = (  # settings of texts, and of what reads them
+    "max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units", "lstm_encoder",
+    "feature_layers",
+)  # fmt: skip
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
@@ -251,8 +254,9 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "
     schema, labels = data.schema, data.schema.labels
     vectors = _vectors(schema, recipe, method)
     for name, tasks in _SETTING_TASKS.items():
-        if getattr(recipe, name) != getattr(FinetuneRecipe, name) and schema.task not in tasks:
-            hint = "use another recipe: stable, paper" if name == "lstm_units" else "leave it out"
+        applies = schema.task in tasks or (name == "lstm_units" and recipe.lstm_encoder == "trained")
+        if getattr(recipe, name) != getattr(FinetuneRecipe, name) and not applies:
+            hint = "use another recipe: stable, paper, bilstm" if name == "lstm_units" else "leave it out"
             raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint)
     if recipe.document_context and schema.document is None:
         hint = "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out"

@@ -299,7 +299,8 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     job = job.variant(methods[0])
     recipe, every = job.recipe, job.evaluate_every
     clearly = f", or {' or '.join(methods[1:])} if clearly better in {EVALUATED} of {PARTS} folds" * (len(methods) > 1)
-    lstm = f" in the frozen encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
+    frozen = "frozen " * (recipe.lstm_encoder == "frozen")
+    lstm = f" in the {frozen}encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
     can_end_early = recipe.select == "best" and 0 < recipe.patience * every < job.num_steps - every
     early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
     rate, epochs = recipe.optimizer.learning_rate, f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"

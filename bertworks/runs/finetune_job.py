@@ -50,7 +50,7 @@ from bertworks.training.recipe import (
     resolve_fitted,
     resolve_recipe,
 )
-from bertworks.training.task_heads import TaskModel, frozen_features_size
+from bertworks.training.task_heads import TaskModel, feature_numbers, lstm_input_size
 
 
 class VocabSubset:
@@ -223,6 +223,7 @@ class FinetuneJob:
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
+        feature_numbers(c, recipe.feature_layers)  # refuses a layer that the network does not have
         self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
@@ -268,8 +269,10 @@ class FinetuneJob:
     def network(self) -> TaskModel:
         """A network with random weights."""
         r, task = self.recipe, make_task_head(self.description, self.groups, self.recipe)
-        options = {"lstm_units": r.lstm_units, "head_deviation": r.head_deviation, "lm_weight": r.lm_weight}
-        network = TaskModel(self.config, task, **options)  # type: ignore[arg-type]
+        network = TaskModel(
+            self.config, task, lstm_units=r.lstm_units, lstm_encoder=r.lstm_encoder, feature_layers=r.feature_layers,
+            head_deviation=r.head_deviation, lm_weight=r.lm_weight,
+        )  # fmt: skip
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
@@ -367,13 +370,15 @@ class FinetuneJob:
         return None
 
     def flops_per_token(self, step: int) -> float:
-        c, units, some = self.config, self.recipe.lstm_units, self.groups[:1000]
-        if units:  # of the LSTM alone: the features are computed once
-            return 6.0 * num_lstm_parameters(frozen_features_size(c), units)
+        c, r, some = self.config, self.recipe, self.groups[:1000]
+        lstm = 6.0 * num_lstm_parameters(lstm_input_size(c, r.feature_layers), r.lstm_units)
+        if r.lstm_units and r.lstm_encoder == "frozen":  # of the LSTM alone: the features are computed once
+            return lstm
         length = num_tokens(some) // sum(map(len, some))
-        lm = self.recipe.lm_weight > 0
-        finished = 1.0 if lm or self.description.task == "qa" else 1 / max(1, length)  # tokens of the last layer
-        return replace(c, vocab_size=lm * c.vocab_size).flops_per_token(length, float(lm), finished=finished)
+        lm = r.lm_weight > 0
+        everything = lm or self.description.task == "qa" or r.lstm_units  # of the last layer is needed
+        finished = 1.0 if everything else 1 / max(1, length)
+        return replace(c, vocab_size=lm * c.vocab_size).flops_per_token(length, float(lm), finished=finished) + lstm
 
     def cost(self, steps: int) -> float:
         """The cost of the first steps, in any unit."""
@@ -385,13 +390,14 @@ class FinetuneJob:
 
     def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None) -> str:
         """The model card. figures: on dev; result: of the final evaluation, as in result.json."""
-        return task_card(folder, self.description, self.recipe, self.model_name, self.data_report, figures, result)
+        d, c = self.description, self.model.config
+        return task_card(folder, d, self.recipe, self.model_name, self.data_report, figures, result, c)
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         state = {name: p.detach() for name, p in network.named_parameters()}
         m = self.model
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
-        head, card = task_settings(self.description, m.config.family), self.card(folder, facts["evaluation"])
+        head, card = task_settings(self.description, m.config), self.card(folder, facts["evaluation"])
         save_model(folder, state, m.config, m.tokenizer, card=card, head=head)  # its dropout is not that of the recipe
         self.description.save(folder)
         self._saved = self._last if facts["evaluated"] == facts["step"] else None

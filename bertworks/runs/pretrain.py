@@ -303,10 +303,10 @@ def _draft(request: Request, device: torch.device) -> _Draft:
 
 def _check_heads(recipe: Recipe) -> None:
     """Raises UsageError for objectives with heads that cannot be saved."""
-    family, kinds = recipe.encoder.family, recipe.weights
-    if not can_hold(family, heads_of(kinds)):
-        fits = [name for name, s in FORMATS.items() if can_hold(family, heads_of(["masked_lm", *s.targets]))]
-        what = f"objectives {', '.join(kinds)}: files of {family} have no place for these heads together"
+    c, kinds = recipe.encoder, recipe.weights
+    if not can_hold(c, heads_of(kinds)):
+        fits = [name for name, s in FORMATS.items() if can_hold(c, heads_of(["masked_lm", *s.targets]))]
+        what = f"objectives {', '.join(kinds)}: files of {c.family} have no place for these heads together"
         raise UsageError(what, hint=f"--set sampling.format={fits[0]}, and no [[objectives]] in the recipe")
 
 

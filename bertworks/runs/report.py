@@ -24,6 +24,7 @@ from bertworks.inference.task_metrics import (
     titled_metrics,
 )
 from bertworks.io.atomic_write import write_text
+from bertworks.models.config import BERT, EncoderConfig
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
 from bertworks.runs.baselines import format_baselines
@@ -261,15 +262,16 @@ _SELECTED = "These rows also selected the checkpoint: expect slightly lower figu
 
 def task_card(
     folder: Path, d: TaskConfig, recipe: FinetuneRecipe, model_name: str, data_report: DatasetReport,
-    figures: Mapping[str, float], result: Mapping[str, Any] | None = None,
+    figures: Mapping[str, float], result: Mapping[str, Any] | None = None, config: EncoderConfig = BERT,
 ) -> str:  # fmt: skip
     """The card of a fine-tuned model.
 
     Args:
         model_name: the model that was fine-tuned, as in the command.
         figures: metrics on dev. result: as in result.json; None: before the final evaluation.
+        config: of the network.
     """
-    result = result or {}
+    result, is_own = result or {}, d.is_own(config)
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     base = model_name if is_model_name(model_name) else Path(model_name).name
     columns = " and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text"
@@ -280,19 +282,19 @@ It reads {columns} and at most {d.max_length} tokens at once; longer texts are {
     sections = {
         "Quality": _quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
         "Data": _data(data_report),
-        "Use": _usage(d),
+        "Use": _usage(d, is_own),
         "Limits": _LIMITS + _probabilities(d, result),
         "Recipe": render_code("toml", dump_recipe(recipe)),
         "Software": render_table(("Package", ""), versions()),
     }
-    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, model_name, figures))
+    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, is_own, model_name, figures))
 
 
-def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
+def _hub_fields(d: TaskConfig, is_own: bool, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
     names = TASKS[d.task].get("hub", {})  # of metrics, where they are others
     metrics = dict.fromkeys(names.get(name, name) for name in figures if name in {*NAMES, *SHARES})
-    fields = {"library_name": "bertworks" if d.is_own else "transformers", "pipeline_tag": TASKS[d.task]["pipeline"]}
+    fields = {"library_name": "bertworks" if is_own else "transformers", "pipeline_tag": TASKS[d.task]["pipeline"]}
     fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
     fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
     return fields | {"tags": f"[bert, bertworks, {d.task}]"}
@@ -329,9 +331,9 @@ def _data(data_report: DatasetReport) -> str:
     return f"{data_report.train:,} rows in train, {data_report.dev:,} {held_out}.\n\n{table}{warnings}"
 
 
-def _usage(d: TaskConfig) -> str:
+def _usage(d: TaskConfig, is_own: bool) -> str:
     command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
-    if d.is_own:
+    if is_own:
         return f"{command}\ntransformers has no such network, and refuses this folder."
     texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
     return f"{command}\n{render_code('python', TASKS[d.task]['usage'].replace('TEXTS', texts))}"

@@ -233,6 +233,9 @@ def family_recipe(name: str | None) -> Recipe | None:
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
+LSTMEncoder = Literal["frozen", "trained"]
+LayerNames = Literal["embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all", "mix"]
+FeatureLayers = LayerNames | int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,10 +263,16 @@ class FinetuneRecipe(Settings):
     cloze_steps: before the labelled questions, for a new head: steps on questions that are made from the texts
         (`Featurizer.clozes`); -1: CLOZE_STEPS of the FEW_STEPS of few questions, if `epochs` is 0; else none.
     lm_weight: of the loss of a causal LM on the training texts, which is added to that of the task (Radford et al.
-        2018, section 3.2); for networks that read from left to right.
-    lstm_units: tagging and spans: the encoder is frozen, and a two-layer bidirectional LSTM with this number of units
-        in each direction reads its last four layers (the feature-based approach of Devlin et al. 2019, section 5.3); 0:
-        the encoder itself is fine-tuned.
+        2018, section 3.2); for networks that read from left to right, without an LSTM.
+    lstm_units: a two-layer bidirectional LSTM with this number of units in each direction reads hidden states of the
+        encoder; 0: there is no LSTM.
+    lstm_encoder: with an LSTM. "frozen", for tagging and spans: the encoder does not learn (the feature-based approach
+        of Devlin et al. 2019, section 5.3). "trained": it learns together with the LSTM (section 5.1); of whole texts
+        the LSTM's state of the first token is classified.
+    feature_layers: the hidden states that the LSTM reads (table 7 of the paper): "embeddings", "second-to-last",
+        "last", "sum-last-four", "concat-last-four", "sum-all" (without the embeddings), or the number of a layer, 0 for
+        the embeddings; "mix": a sum of all, embeddings included, with weights that are learned (Peters et al. 2018,
+        equation 1). A trained encoder needs those that include the last layer.
     micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated.
     precision: of the network; "auto": bf16 where the hardware is faster with it.
     save_every: steps between checkpoints; 0: every few minutes.
@@ -288,11 +297,30 @@ class FinetuneRecipe(Settings):
     cloze_steps: Annotated[int, Range("0 or more, or -1", lambda x: x >= -1)] = 0
     lm_weight: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     lstm_units: SizeOrZero = 0
+    lstm_encoder: LSTMEncoder = "frozen"
+    feature_layers: FeatureLayers = "concat-last-four"
     micro_batch_tokens: Positive = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     save_every: NotNegative = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layers, trained = self.feature_layers, self.lstm_encoder == "trained"
+        rules = [
+            (self.lstm_units or layers == "concat-last-four", f"feature_layers {layers!r} without lstm_units: only an "
+             f"LSTM reads features: expected lstm_units above 0"),
+            (self.lstm_units or not trained, "lstm_encoder 'trained' without lstm_units: expected lstm_units above 0"),
+            (not trained or not (layers in ("embeddings", "second-to-last") or isinstance(layers, int)),
+             f"lstm_encoder 'trained' with feature_layers {layers!r}: layers that are not read would not be trained: "
+             f"expected feature_layers = 'last'"),
+            (not self.lm_weight or not self.lstm_units,
+             "lm_weight with lstm_units: expected one of them above 0"),
+        ]  # fmt: skip
+        for holds, message in rules:
+            if not holds:
+                raise ValueError(message)
 
 
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS

@@ -16,27 +16,72 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
+from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
 from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy, vocabulary_cross_entropy
+from bertworks.training.recipe import FeatureLayers, LSTMEncoder
 
 SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
-FEATURE_LAYERS = 4  # last layers; their concatenated hidden states are the best features (Devlin et al. 2019, table 7)
 MAX_FEATURE_BYTES = 2 << 30  # of cached features
 FEATURE_BATCH_TOKENS = 4096  # of a batch whose features are cached, with padding
 
 
-def frozen_features_size(c: EncoderConfig) -> int:
-    """Size of the features of a token. An encoder with fewer layers gives all of them."""
-    return min(FEATURE_LAYERS, c.num_hidden_layers) * c.hidden_size
+def feature_numbers(c: EncoderConfig, layers: FeatureLayers) -> Sequence[int]:
+    """The numbers of the layers that are read; 0: the embeddings. An encoder with fewer than four gives all of them.
+
+    Raises:
+        UsageError: the encoder does not have this layer.
+    """
+    last = c.num_hidden_layers
+    if isinstance(layers, int):
+        what = f"feature_layers is {layers}, and the model has the layers 0 (embeddings) to {last}"
+        if not 0 <= layers <= last:
+            raise UsageError(what, hint="--set feature_layers=last")
+        return (layers,)
+    if layers in ("embeddings", "second-to-last", "last"):
+        return (0 if layers == "embeddings" else last - (layers == "second-to-last"),)
+    first = {"sum-all": 1, "mix": 0}.get(layers, max(1, last - 3))
+    return range(first, last + 1)
+
+
+def features_size(c: EncoderConfig, layers: FeatureLayers) -> int:
+    """The size of what is read of a token."""
+    joins = layers in ("concat-last-four", "mix")
+    return c.hidden_size * (len(feature_numbers(c, layers)) if joins else 1)
+
+
+def lstm_input_size(c: EncoderConfig, layers: FeatureLayers) -> int:
+    """The same after a mix."""
+    return c.hidden_size if layers == "mix" else features_size(c, layers)
+
+
+def select_features(states: Sequence[Tensor], c: EncoderConfig, layers: FeatureLayers) -> Tensor:
+    """states: of all layers, [T, hidden] each, embeddings first -> float32 [T, `features_size`]."""
+    chosen = [states[number].float() for number in feature_numbers(c, layers)]
+    return torch.stack(chosen).sum(0) if str(layers).startswith("sum") else torch.cat(chosen, -1)
+
+
+class ScalarMix(nn.Module):
+    """A weighted sum of layers, gamma * sum_j softmax(s)_j h_j, with s zero and gamma one at the start (Peters et al.
+    2018, equation 1)."""
+
+    def __init__(self, count: int):
+        super().__init__()
+        self.weights, self.scale = nn.Parameter(torch.zeros(count)), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Layers side by side, [T, count * hidden] -> float32 [T, hidden]."""
+        shares = self.weights.float().softmax(0)
+        return self.scale.float() * (x.float().view(len(x), len(shares), -1) * shares[:, None]).sum(1)
 
 
 class FrozenFeatures:
-    """`features(batch)` is float32 [T, width]: the concatenated hidden states of the last layers, without dropout and
-    gradients, in any precision of the training. The encoder must not change after the first call."""
+    """`features(batch)` is float32 [T, width]: hidden states as in `select_features`, without dropout and gradients, in
+    any precision of the training. The encoder must not change after the first call."""
 
-    def __init__(self, encoder: Encoder):
-        self.encoder = encoder
+    def __init__(self, encoder: Encoder, layers: FeatureLayers = "concat-last-four"):
+        self.encoder, self.layers = encoder, layers
         self._to_cache: list[ExampleGroup] = []
         self._cache: dict[bytes, Tensor] = {}
 
@@ -44,7 +89,7 @@ class FrozenFeatures:
         """Caches the features of these examples at the next call, all in one pass, so that they do not depend on the
         order of the calls. False: they need more than MAX_FEATURE_BYTES, and are computed each time."""
         tokens = sum(len(example.input_ids) for group in groups for example in group)
-        if 4 * tokens * frozen_features_size(self.encoder.config) > MAX_FEATURE_BYTES:
+        if 4 * tokens * features_size(self.encoder.config, self.layers) > MAX_FEATURE_BYTES:
             return False
         self._to_cache = list(groups)
         return True
@@ -68,7 +113,7 @@ class FrozenFeatures:
         with torch.autocast(batch.input_ids.device.type, enabled=False):
             states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
         self.encoder.train(training)
-        return torch.cat(states[1:][-FEATURE_LAYERS:], -1)
+        return select_features(states, self.encoder.config, self.layers)
 
 
 def _sequence_keys(batch: Batch) -> list[bytes]:
@@ -207,26 +252,27 @@ def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
 class TaskModel(TrainableModel):
     """An encoder with the head of a task.
 
-    lstm_units: the encoder is frozen, and its last layers are read, as they are, by a two-layer bidirectional LSTM
-        with this number of units (section 5.3, the feature-based approach); 0: no LSTM, the encoder is trained.
+    lstm_units, lstm_encoder, feature_layers: see `training.recipe.FinetuneRecipe`.
     head_deviation: of the random weights of a classifier behind a pooler, see `training.recipe.FinetuneRecipe`. With
         many labels and few rows, large weights cost accuracy (docs/experiments, 2026-11-26).
     lm_weight: of the loss "causal_lm", the prediction of each next token (Radford et al. 2018, equation 5); 0: none.
     """
 
     def __init__(
-        self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, head_deviation: float = 0.0,
-        lm_weight: float = 0.0,
+        self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, lstm_encoder: LSTMEncoder = "frozen",
+        feature_layers: FeatureLayers = "concat-last-four", head_deviation: float = 0.0, lm_weight: float = 0.0,
     ):  # fmt: skip
         super().__init__()
         self.task, self.dropout, self.weights = task, output_dropout(c, task), {"task": 1.0}
         self.weights |= {"causal_lm": lm_weight} if lm_weight else {}
         self.encoder = Encoder(c)
-        self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" else None
+        self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
-        self.encoder.requires_grad_(lstm_units == 0)
-        self.features = FrozenFeatures(self.encoder) if lstm_units else None
-        self.recurrent = BiLSTM(frozen_features_size(c), lstm_units) if lstm_units else None
+        frozen, self.feature_layers = bool(lstm_units) and lstm_encoder == "frozen", feature_layers
+        self.encoder.requires_grad_(not frozen)
+        self.features = FrozenFeatures(self.encoder, feature_layers) if frozen else None
+        self.mix = ScalarMix(c.num_hidden_layers + 1) if lstm_units and feature_layers == "mix" else None
+        self.recurrent = BiLSTM(lstm_input_size(c, feature_layers), lstm_units) if lstm_units else None
         has_bias = self.pooler is None or c.pooler != "last"  # as in transformers
         layer = OutputLayer(2 * lstm_units or task.width(c.hidden_size), task.outputs, bias=has_bias)
         initialize(layer, c)
@@ -266,15 +312,19 @@ class TaskModel(TrainableModel):
         return x if self.pooler is None else self.pooler(F.dropout(x, self.pooler_dropout, self.training))
 
     def _positions(self, batch: Batch) -> Tensor:
-        """int64 [M]: the tokens that are predicted, or that stand for the sequences that are."""
-        reads_last = self.pooler is not None and self.pooler.reads_last
-        return batch.layout.last.long() if reads_last else batch.target.positions
+        """int64 [M]: the tokens that are predicted. Of a whole text: that of the pooler, or behind an LSTM the first, which
+        has read the text in one direction."""
+        if not self.task.pooled:
+            return batch.target.positions
+        return (batch.layout.first if self.pooler is None else self.pooler.tokens(batch.layout)).long()
 
     def _states(self, batch: Batch) -> Tensor:
         """[M, width]: hidden states of the predicted tokens."""
-        if self.features is not None and self.recurrent is not None:
-            x = self.features(batch).to(next(self.recurrent.parameters()).dtype)
-            return self.recurrent(x, batch.layout)[batch.target.positions]  # type: ignore[no-any-return]
-        positions = self._positions(batch)
-        rows = None if len(positions) == len(batch.input_ids) else positions
-        return self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)[-1]  # type: ignore[no-any-return]
+        inputs, positions = (batch.input_ids, batch.layout, batch.token_type_ids), self._positions(batch)
+        if self.recurrent is not None:
+            c, layers = self.encoder.config, self.feature_layers
+            x = select_features(self.encoder(*inputs), c, layers) if self.features is None else self.features(batch)
+            x = (x if self.mix is None else self.mix(x)).to(next(self.recurrent.parameters()).dtype)
+            return self.recurrent(x, batch.layout)[positions]  # type: ignore[no-any-return]
+        everything = len(positions) == len(batch.input_ids)
+        return self.encoder(*inputs, None if everything else positions)[-1]  # type: ignore[no-any-return]

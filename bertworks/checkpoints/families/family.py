@@ -8,7 +8,7 @@ the input of the classifier, 1 one.
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,12 @@ class Family:
     activations: names of activation functions in these files: ours.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
+    decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such files are refused, or
+        the family has no such setting.
     required: settings that change what is computed, and the only value that is supported.
     written, written_as_null: further settings that are written.
     pretraining: heads that a state holds, in alphabetical order: the class that saves exactly these.
+    decoder_pretraining: the same for files with `is_decoder: true`.
     tasks: our task: the class.
     google: replacements, in this order, that make the name of Google's variable from a name in these files.
     """
@@ -61,12 +64,26 @@ class Family:
     settings: Mapping[str, str]
     activations: Mapping[str, str] = field(default_factory=lambda: GELUS)
     default: EncoderConfig
+    decoder: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     written_as_null: tuple[str, ...] = ()
     pretraining: Mapping[str, str] = field(default_factory=dict)
+    decoder_pretraining: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
     google: Sequence[tuple[str, str]] = ()
+
+    def is_decoder(self, config: EncoderConfig) -> bool:
+        """Whether its file has `is_decoder: true`."""
+        return config.direction == self.decoder.get("direction")
+
+    def default_of(self, is_decoder: bool) -> EncoderConfig:
+        """`default` of files with or without `is_decoder: true`."""
+        return replace(self.default, **self.decoder) if is_decoder else self.default
+
+    def pretraining_of(self, config: EncoderConfig) -> Mapping[str, str]:
+        """`pretraining` of files of this network."""
+        return self.decoder_pretraining if self.is_decoder(config) else self.pretraining
 
 
 def _read_family(name: str) -> Family:
