@@ -273,7 +273,7 @@ class TaskModel(TrainableModel):
         self.features = FrozenFeatures(self.encoder, feature_layers) if frozen else None
         self.mix = ScalarMix(c.num_hidden_layers + 1) if lstm_units and feature_layers == "mix" else None
         self.recurrent = BiLSTM(lstm_input_size(c, feature_layers), lstm_units) if lstm_units else None
-        has_bias = self.pooler is None or c.pooler != "last"  # as in transformers
+        has_bias = self.pooler is None or c.lm_head != "plain"  # GPT and GPT-2, as in transformers
         layer = OutputLayer(2 * lstm_units or task.width(c.hidden_size), task.outputs, bias=has_bias)
         initialize(layer, c)
         if head_deviation and self.pooler is not None and isinstance(task, Classification | MultiLabel):
@@ -312,8 +312,8 @@ class TaskModel(TrainableModel):
         return x if self.pooler is None else self.pooler(F.dropout(x, self.pooler_dropout, self.training))
 
     def _positions(self, batch: Batch) -> Tensor:
-        """int64 [M]: the tokens that are predicted. Of a whole text: that of the pooler, or behind an LSTM the first, which
-        has read the text in one direction."""
+        """int64 [M]: the tokens that are predicted. Of a whole text: that of the pooler, or behind an LSTM the first,
+        which has read the text in one direction."""
         if not self.task.pooled:
             return batch.target.positions
         return (batch.layout.first if self.pooler is None else self.pooler.tokens(batch.layout)).long()
