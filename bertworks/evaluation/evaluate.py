@@ -198,15 +198,14 @@ def evaluate_mlm(
         else:
             network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
             network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+        most = sequences or 1 << 40
         batches = held_out_batches(
-            store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40,
-            replaces=detects,
-        )  # fmt: skip
+            store, every, tokenizer, format=format, sequence_length=length, sequences=most, replaces=detects
+        )
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
         means = evaluate(network.to(choose_device(device)), batches, precision)
-        cut = {"length": length, "windows": sequences or 1 << 40}
-        bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, **cut)
+        bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, length=length, windows=most)
         others = {BITS: bits_per_character(network, bits, precision)} if bits.characters else {}
     sequences = sum(batch.layout.num_sequences for batch in batches)
     others |= detection_figures(network, batches) if detects else {}
