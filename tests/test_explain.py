@@ -452,7 +452,8 @@ def test_who_reads_whom(direction: Any, double: bool):
             num_attention_heads=2,
             max_position_embeddings=8,
             direction=direction,
-        )  # fmt: skip
+            pooler="last_tanh" if direction == "left_to_right" else "first_tanh",
+        )
     ).eval()
     for parameter in network.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.2)

@@ -123,7 +123,8 @@ def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[
             (gradient,) = torch.autograd.grad((own * weights).sum(), tokens)
     finally:
         hook.remove()
-    return (gradient.view(n, n, -1) != 0).any(-1).cpu().numpy()
+    found: NDArray[np.bool_] = (gradient.view(n, n, -1) != 0).any(-1).cpu().numpy()
+    return found
 
 
 def log_odds(logits: Tensor, output: int) -> Tensor:

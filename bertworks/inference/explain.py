@@ -145,10 +145,9 @@ class Explanation:
         """The picture of Figure 3, and a sentence."""
         m = len(reads)
         which = f"The first {m} of {len(self.tokens)} tokens, read as a text" if m < len(self.tokens) else "All tokens"
-        picture = grid(
-            "Figure 3 of Devlin et al. 2019: a row reads the filled columns", self.tokens[:m], reads.tolist()
-        )
+        title = "Figure 3 of Devlin et al. 2019: a row reads the filled columns"
         text = f"{which}. A cell is filled if the last hidden state of the row depends on the token of the column"
+        picture = grid(title, self.tokens[:m], reads.tolist())
         return f'{picture}\n<p class="quiet">{text}: if the derivative by its embedding is not zero.</p>'
 
     def maps(self) -> dict[str, Any]:

@@ -217,8 +217,9 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
 
 def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> str:
     """A square of cells with names at its rows and columns."""
-    left, cell = 120, min(18.0, (WIDTH - 130) / len(names))
     short = [escape(name if len(name) < 15 else f"{name[:13]}…") for name in names]
+    left = 20 + 7 * min(15, max(map(len, names)))
+    cell = min(18.0, (WIDTH - left - 10) / len(names))
     parts = ['<g class="train">']
     for y, (name, row) in enumerate(zip(short, filled, strict=True)):
         middle = left + (y + 0.7) * cell
