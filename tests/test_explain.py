@@ -10,21 +10,25 @@ import subprocess
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from fine import tokenizer
+from gpt import write_gpt, write_gpt2
 
+from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import TaskConfig, load_model, save_model, task_settings
 from bertworks.cli.main import main
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
-from bertworks.inference.attribution import TOLERANCE, log_odds
+from bertworks.inference.attribution import TOLERANCE, log_odds, read_tokens
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.explain import MAPS, TEMPLATE, Explanation, explain
 from bertworks.inference.predictor import Predictor
+from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
 from bertworks.training.task_heads import TaskModel
@@ -233,7 +237,7 @@ def test_a_pretrained_model(model: Path, tmp_path: Path):
     config, state, t = load_model(model)
     body = {name: value for name, value in state.items() if name.startswith("encoder.")}
     save_model(tmp_path / "body", body, config, t, card="body")
-    assert "no head" in explain(tmp_path / "body", "the [MASK]").notes[0]
+    assert "does not fill masks" in explain(tmp_path / "body", "the [MASK]").notes[0]
     with pytest.raises(UsageError, match="3 texts"):
         explain(model, "a", "b", "c")
     with pytest.raises(UsageError, match="'zebra' is not in the vocabulary"):
@@ -422,3 +426,67 @@ def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
         assert page.inner_text(figures) != before
         assert errors == []
         browser.close()
+
+
+# --- who reads whom
+
+
+DIRECTIONS = {
+    "bidirectional": np.ones((6, 6), bool),
+    "left_to_right": np.tri(6, dtype=bool),
+    "right_to_left": np.tri(6, dtype=bool).T,
+}
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_who_reads_whom(direction: Any, double: bool):
+    """Figure 3 of Devlin et al. 2019: BERT all tokens, GPT those before, after every layer. Embeddings read nothing
+    else. Against the gradients of the embedding matrix, one state at a time."""
+    torch.manual_seed(0)
+    network = Encoder(
+        EncoderConfig(
+            vocab_size=20,
+            hidden_size=8,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            max_position_embeddings=8,
+            direction=direction,
+            pooler="last_tanh" if direction == "left_to_right" else "first_tanh",
+        )
+    ).eval()
+    for parameter in network.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    network = network.double() if double else network
+    ids = np.array([3, 7, 7, 1, 0, 5])
+    example = Example(ids, np.array([0, 0, 0, 1, 1, 1]), {})
+    assert np.array_equal(read_tokens(network, example, 0), np.eye(6, dtype=bool))
+    for layer in (1, 2, 3, -1):
+        assert np.array_equal(read_tokens(network, example, layer), DIRECTIONS[direction])
+    table, layout = network.embeddings.token, Layout.of([6])
+    states = network(torch.from_numpy(ids), layout, torch.from_numpy(example.token_type_ids))
+    for i, row in enumerate(DIRECTIONS[direction]):
+        (gradient,) = torch.autograd.grad(states[-1][i].pow(3).sum(), table.weight, retain_graph=True)
+        assert {*ids[row].tolist()} == {*gradient.abs().sum(-1).nonzero()[:, 0].tolist()}
+
+
+@pytest.mark.parametrize("write", [write_gpt, write_gpt2])
+def test_gpt_reads_what_is_before(write: Any, tmp_path: Path):
+    """On the page, of the first tokens of a longer text; there is no prediction to attribute."""
+    write(tmp_path / "gpt")
+    result = explain(tmp_path / "gpt", "a text of thirty bytes or more!", device="cpu")
+    assert len(result.tokens) == 31
+    assert np.array_equal(result.reads, np.tri(24, dtype=bool))
+    html = result.html()
+    assert html.count('class="cell"') == 24 * 25 // 2
+    assert html.count('class="cell blank"') == 24 * 23 // 2
+    assert "The first 24 of 31 tokens, read as a text." in html
+    assert "Figure 3 of Devlin et al. 2019" in html
+
+
+def test_bert_reads_everything(found: Explanation):
+    n = len(found.tokens)
+    assert found.reads is not None
+    assert found.reads.shape == (n, n)
+    assert found.reads.all()
+    assert found.html().count('class="cell"') == n * n

@@ -1457,6 +1457,55 @@ def test_two_tokenizers(shell: Shell, text: Path, tokenizer: Path, model: Path) 
     assert bertworks.load("continued").tokenizer.sha256 == bertworks.load("my model").tokenizer.sha256
 
 
+EXTEND = "--extend-vocabulary {} takes all of them (0: leave it out); and --overwrite"
+
+
+@says(
+    "--extend-vocabulary {} adds words to the vocabulary of a model: one word or more",
+    "give a model and a number: --init MODEL --extend-vocabulary 1000",
+    "--extend-vocabulary chooses words of raw text, and these are shards",
+    "name the text, or leave --extend-vocabulary out",
+    "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model",
+    EXTEND,
+)
+def test_new_words(shell: Shell, text: Path, tokenizer: Path, model: Path) -> None:
+    copy_of(model, "my model")
+    old = bertworks.Tokenizer.load("my model")
+    Path("domain.txt").write_text(text.read_text() + "\n\n" + "kalibodu sunomipe " * 9)
+    short()
+    Path("bare.toml").write_text(
+        re.sub(r"(?s)\[vocabulary\].*?\[optimizer\]", "[optimizer]", Path("tiny.toml").read_text())
+    )
+    words = ["pretrain", "domain.txt", "--recipe", "bare.toml", "--device", "cpu", "-o", "out"]
+    for options in (["--extend-vocabulary", 3], ["--extend-vocabulary", 0, "--init", "my model"]):
+        answer = shell.fails(*words, *options)
+        shell.shows(answer, "--extend-vocabulary {} adds words to the vocabulary of a model: one word or more")
+        advice = shell.shows(answer, "give a model and a number: --init MODEL --extend-vocabulary 1000")
+    options = advice.partition(": ")[2].replace("MODEL", "'my model'")
+    answer = shell.fails(*words, *shlex.split(options))  # too many
+    advice = shell.shows(answer, EXTEND).split()[:2]
+    count = int(advice[1])
+    shell.works(*words, "--init", "my model", *advice, "--overwrite")
+    assert bertworks.Tokenizer.load("out").vocab_size == old.vocab_size + count
+    Path("domain.txt").write_text(" ".join(old.tokens[5:]))
+    answer = shell.fails(*words, "--init", "my model", "--extend-vocabulary", 1, "--overwrite")
+    assert "--extend-vocabulary 0 takes all" in answer
+    shell.works("prepare", text, "--tokenizer", "my model", "--workers", 1, "-o", "my shards")
+    words[1] = "my shards"
+    answer = shell.fails(*words, "--init", "my model", "--extend-vocabulary", 1, "--overwrite")
+    shell.shows(answer, "--extend-vocabulary chooses words of raw text, and these are shards")
+    shell.shows(answer, "name the text, or leave --extend-vocabulary out")
+    shell.works(*words, "--init", "my model", "--overwrite")
+    write_gpt2(Path("gpt2"))
+    words[1] = text
+    answer = shell.fails(
+        *words, "--init", "gpt2", "--extend-vocabulary", 1, "--overwrite", "--set", "sampling.format=stream"
+    )
+    shell.shows(answer, "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model")
+    options = ["--init", "gpt2", "--overwrite", "--set", "sampling.format=stream"]
+    shell.works(*words, *options)
+
+
 @says("--set encoder.{}={}", "use the tokenizer of a {} model: --tokenizer FOLDER")
 def test_networks_without_a_file_format(shell: Shell, text: Path, tokenizer: Path) -> None:
     words = ["pretrain", text, *short()]

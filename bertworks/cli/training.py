@@ -90,6 +90,7 @@ def pretrain(
     estimate: console.Flag = False,
     tokenizer: str | None = None,
     init: str | None = None,
+    extend_vocabulary: int | None = None,
     learning_rate: float | None = None,
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
@@ -109,7 +110,8 @@ def pretrain(
         budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
         estimate: Print parameters, memory, tokens, time and disk space, and do not start.
         tokenizer: A tokenizer folder. Unset: built from the text.
-        init: Initialize from this model: a folder, minilm, or a name on the hub.
+        init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the hub.
+        extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
         learning_rate: The highest learning rate. Unset: the recipe's.
         precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
         seed: Seed of the weights, the order of the text and the masks.
@@ -122,8 +124,8 @@ def pretrain(
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
-        "init": init, "device": device, "precision": None if precision == "auto" else precision,
-        "seed": seed, **vars(raw),
+        "init": init, "extend_vocabulary": extend_vocabulary, "device": device, "seed": seed,
+        "precision": None if precision == "auto" else precision, **vars(raw),
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)

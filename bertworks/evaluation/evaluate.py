@@ -43,13 +43,11 @@ from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.encoder import Pooling
+from bertworks.runs.adaptation import bits_batches, bits_per_character
 from bertworks.runs.prepare import read_text
-from bertworks.runs.pretrain_job import (
-    held_out_batches,
-    masked_examples,
-    split_long_documents,
-)
+from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
+from bertworks.runs.run_folder import BITS
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
@@ -160,7 +158,8 @@ def evaluate_mlm(
 ) -> dict[str, float]:  # fmt: skip
     """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence or sentence order
     prediction if the model has such a head and the text two documents, one of them of two sentences. 15 % of the tokens
-    are masked, 80/10/10, always the same ones.
+    are masked, 80/10/10, always the same ones. `bits_per_character` compares models with any vocabulary
+    (`runs.adaptation`); `characters`: of its words.
 
     Of an ELECTRA discriminator: these figures of the generator in its folder; and loss, accuracy, area under the ROC
     curve (`replaced_token_auc`) of the discriminator, and the fraction of the tokens that were replaced.
@@ -199,16 +198,19 @@ def evaluate_mlm(
         else:
             network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
             network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+        most = sequences or 1 << 40
         batches = held_out_batches(
-            store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40,
-            replaces=detects,
-        )  # fmt: skip
+            store, every, tokenizer, format=format, sequence_length=length, sequences=most, replaces=detects
+        )
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
         means = evaluate(network.to(choose_device(device)), batches, precision)
+        bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, length=length, windows=most)
+        others = {BITS: bits_per_character(network, bits, precision)} if bits.characters else {}
     sequences = sum(batch.layout.num_sequences for batch in batches)
-    curve = detection_figures(network, batches) if detects else {}
-    return figures(means) | curve | {"sequences": float(sequences), "masked_tokens": float(means["masked_lm"].count)}
+    others |= detection_figures(network, batches) if detects else {}
+    counts = {"sequences": sequences, "masked_tokens": means["masked_lm"].count, "characters": bits.characters}
+    return figures(means) | others | {name: float(count) for name, count in counts.items()}
 
 
 def _format_for(parts: Collection[str]) -> Format:

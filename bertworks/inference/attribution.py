@@ -2,6 +2,7 @@
 
 - `integrated_gradients` of tokens
 - `occlusion` of words
+- `read_tokens`: which tokens a hidden state depends on
 - `log_odds`: an output that can be attributed
 """
 
@@ -13,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertworks.batching.batch import collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids
+from bertworks.models.encoder import Encoder
 
 ATTRIBUTION_TOKENS = 4096  # of a batch of copies
 FEWEST_STEPS, MOST_STEPS = 32, 512
@@ -96,6 +99,32 @@ def occlusion(output: Output, example: Example, words: Sequence[tuple[int, int]]
     parts = [output(copies[n : n + at_once]) for n in range(0, len(copies), at_once)]
     falls[numbers] = (whole - torch.cat([whole[:0], *parts])).double().cpu().numpy()
     return falls
+
+
+def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[np.bool_]:
+    """bool [n, n]: whether the hidden state of a token (row) after a layer depends on a token of the text (column): who
+    reads whom, as in Figure 3 of Devlin et al. 2019.
+
+    From the network, not from its settings: whether the derivative by the embedding of the token is zero. One product
+    of a random vector with the Jacobian of each state, in one pass over n copies of the sequence. A derivative that is
+    zero by construction is exactly zero; one that is too small for the precision of the network counts as zero too.
+
+    layer: the number of the hidden states, 0: the embeddings.
+    """
+    table, n = encoder.embeddings.token, len(example.input_ids)
+    batch = collate([example] * n).to(table.weight.device)
+    tokens = table(batch.input_ids).detach().requires_grad_()
+    hook = table.register_forward_hook(lambda *_: tokens)  # replaces the embeddings
+    try:
+        with torch.enable_grad():
+            states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[layer]
+            own = states.view(n, n, -1).diagonal().T  # of each copy another state
+            weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
+            (gradient,) = torch.autograd.grad((own * weights).sum(), tokens)
+    finally:
+        hook.remove()
+    found: NDArray[np.bool_] = (gradient.view(n, n, -1) != 0).any(-1).cpu().numpy()
+    return found
 
 
 def log_odds(logits: Tensor, output: int) -> Tensor:

@@ -25,7 +25,7 @@ from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion
+from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion, read_tokens
 from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import load_discriminator
 from bertworks.inference.engine import LazyModel, open_model
@@ -33,13 +33,14 @@ from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.encoder import Encoder
-from bertworks.reports.svg import page
+from bertworks.reports.svg import grid, page, section
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
 TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
+MOST_READERS = 24  # tokens of the picture of who reads whom, which costs a pass over their square
 MOST_ANSWERS = 5  # for a mask
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
@@ -57,6 +58,8 @@ class Explanation:
     occlusion: float64 [w]: by how much the output falls without a word.
     attention: of each layer float32 [heads, n, n]: attention of a token (row) to another (column).
     similarity: float32 [layers + 1, n, n]: cosine similarity of tokens after each layer, embeddings first.
+    reads: bool [m, m]: whether the last hidden state of a token (row) depends on another (column), of the first tokens,
+        read as a text; None: the network has no gradients.
     replaced: float64 [w]: of a discriminator (ELECTRA) the probability that a word was replaced: the highest of its
         tokens; None: another model.
     """
@@ -74,6 +77,7 @@ class Explanation:
     attention: tuple[NDArray[np.float32], ...]
     similarity: NDArray[np.float32]
     notes: tuple[str, ...] = ()
+    reads: NDArray[np.bool_] | None = None
     replaced: NDArray[np.float64] | None = None
 
     @property
@@ -134,7 +138,17 @@ class Explanation:
         sections = environment.from_string(TEMPLATE.read_text("utf-8")).render(e=self, maps=self.maps(), zip=zip)
         summary = f"explained: {self.explained}" if self.explained else "attention and similarity of a text"
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        return page(self.model, "explanation of a prediction", summary, [sections], style=style, script=script)
+        parts = [sections] if self.reads is None else [sections, section("Who reads whom", self._reading(self.reads))]
+        return page(self.model, "explanation of a prediction", summary, parts, style=style, script=script)
+
+    def _reading(self, reads: NDArray[np.bool_]) -> str:
+        """The picture of Figure 3, and a sentence."""
+        m = len(reads)
+        which = f"The first {m} of {len(self.tokens)} tokens, read as a text" if m < len(self.tokens) else "All tokens"
+        title = "Figure 3 of Devlin et al. 2019: a row reads the filled columns"
+        text = f"{which}. A cell is filled if the last hidden state of the row depends on the token of the column"
+        picture = grid(title, self.tokens[:m], reads.tolist())
+        return f'{picture}\n<p class="quiet">{text}: if the derivative by its embedding is not zero.</p>'
 
     def maps(self) -> dict[str, Any]:
         """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in base64: attention of
@@ -194,7 +208,8 @@ def explain(
         BertworksError: no such model.
     """
     t = (source := open_model(model, device)).tokenizer
-    if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0:
+    is_causal = source.config.direction == "left_to_right"
+    if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0 and not is_causal:
         raise UsageError(f"the baseline {baseline!r} is not known to this tokenizer", hint="use mask or pad")
     p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
     (example, name, value), logits, embedding = p.attributed, p.logits, p.encoder.embeddings.token
@@ -217,7 +232,7 @@ def explain(
         texts=texts,
         answer=p.answer,
         explained=name,
-        baseline=t.tokens[blank_id],
+        baseline="" if blank_id < 0 else t.tokens[blank_id],
         tokens=tuple(t.tokens[n] for n in example.input_ids),
         words=tuple(t.decode(example.input_ids[a:b], skip_special_tokens=False).strip() for a, b in spans),
         spans=spans,
@@ -226,8 +241,14 @@ def explain(
         attention=tuple(layer[0].float().cpu().numpy() for layer in p.encoder.attention_maps(states, batch.layout)),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
         notes=tuple(p.notes),
+        reads=None if p.frozen else read_tokens(p.encoder, _beginning(example, MOST_READERS)),
         replaced=None if p.replaced is None else np.array([p.replaced[a:b].max() for a, b in spans]),
     )
+
+
+def _beginning(example: Example, number: int) -> Example:
+    """The first tokens of a sequence, without targets."""
+    return Example(example.input_ids[:number], example.token_type_ids[:number], {})
 
 
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
@@ -246,7 +267,8 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     t = source.tokenizer
     if "replaced_token" in component_names(source.state):
         return _discriminated(source, texts, target)
-    network = load_masked_lm(source)[0] if "lm_head" in component_names(source.state) else None
+    fills = "lm_head" in component_names(source.state) and source.config.direction != "left_to_right"
+    network = load_masked_lm(source)[0] if fills else None
     encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
     ids, types = (np.array(values, np.int64) for values in (encoding.ids, encoding.type_ids))
@@ -256,7 +278,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     answer: Rows = ()
     notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
     if network is None:
-        notes.append("this model has no head: there is no prediction to attribute")
+        notes.append("this model does not fill masks: there is no prediction to attribute")
     elif not len(masks):
         mask = t.special_tokens.get("mask_token", "[MASK]")
         if target is not None:

@@ -215,6 +215,23 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     return _table(rows, ' class="heat"')
 
 
+def grid(title: str, names: Sequence[str], filled: Sequence[Sequence[bool]]) -> str:
+    """A square of cells with names at its rows and columns."""
+    short = [escape(name if len(name) < 15 else f"{name[:13]}…") for name in names]
+    left = 20 + 7 * min(15, max(map(len, names)))
+    cell = min(18.0, (WIDTH - left - 10) / len(names))
+    parts = ['<g class="train">']
+    for y, (name, row) in enumerate(zip(short, filled, strict=True)):
+        middle = left + (y + 0.7) * cell
+        parts.append(f'<text x="{left - 6}" y="{middle:.1f}" text-anchor="end">{name}</text>')
+        parts.append(f'<text transform="translate({middle:.1f} {left - 6}) rotate(-90)">{name}</text>')
+        for x, is_filled in enumerate(row):
+            at = f'x="{left + x * cell:.1f}" y="{left + y * cell:.1f}" width="{cell - 2:.1f}" height="{cell - 2:.1f}"'
+            parts.append(f'<rect class="{"cell" if is_filled else "cell blank"}" {at}/>')
+    height = round(left + len(names) * cell + 8)
+    return _figure(title, "", f"{title}: {sum(map(sum, filled))} cells", [*parts, "</g>"], height)
+
+
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
     """At most MAX_POINTS of (x, mean, minimum, maximum), each of equally many neighbors."""
     size = -(-len(points) // MAX_POINTS) or 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bertworks.errors import UsageError, as_path, quoted
-from bertworks.events import Event
+from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.tables import Data, sources_of
 from bertworks.text.corpus import CorpusReader, Documents
@@ -19,6 +19,7 @@ from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
+from bertworks.text.wordpiece import NewWord, extend_vocabulary
 
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
@@ -83,6 +84,23 @@ def make_vocabulary(reader: CorpusReader, output: Path, config: VocabularyConfig
         tokenizer.save(temporary)
     yield Event("note", str(reader.report))
     yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **asdict(report)})
+
+
+def extend_tokenizer(
+    reader: CorpusReader, output: Path, tokenizer: Tokenizer, number: int, workers: int | None
+) -> Iterator[Event]:
+    """A tokenizer with new words from raw text (`extend_vocabulary`), written as a tokenizer folder."""
+
+    def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, list[NewWord]]:
+        texts, progress = (document.text for document in reader), partial(report_progress, "counting")
+        return extend_vocabulary(texts, tokenizer, number, workers=workers, progress=progress)
+
+    extended, words = yield from in_background("vocabulary", work)
+    extended.save(output)
+    yield Event("note", f"the vocabulary has {len(words):,} new words: {extended.vocab_size:,} tokens")
+    for word, count, ids in words[:2]:
+        pieces = " ".join(map(tokenizer.piece, ids))
+        yield Event("note", printable(f"example  new word {word!r}, {count:,} times: until now {pieces}"))
 
 
 def make_shards(reader: CorpusReader, output: Path, tokenizer: Tokenizer, **options: Any) -> Iterator[Event]:

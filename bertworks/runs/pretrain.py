@@ -26,10 +26,10 @@ from bertworks.events import Event, duration, forward_events
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
+from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import PretrainJob, phase_batches
 from bertworks.runs.processes import training_processes
-from bertworks.runs.run_folder import absolute, check_same_request, open_run, read_plans, write_plans
+from bertworks.runs.run_folder import absolute, check_same_request, compare_bits, open_run, read_plans, write_plans
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
@@ -54,6 +54,7 @@ class Request:
     budget: str | None = None
     tokenizer: str | None = None
     init: str | None = None
+    extend_vocabulary: int | None = None
     precision: str | None = None
     seed: int | None = None
     text_column: str | None = None
@@ -108,6 +109,9 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     recipe, budget, tokenizer, init = (options.get(name) for name in ("recipe", "budget", "tokenizer", "init"))
     if tokenizer and init:
         raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
+    if (number := options.get("extend_vocabulary")) is not None and (number < 1 or not init):
+        what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
+        raise UsageError(what, hint="give a model and a number: --init MODEL --extend-vocabulary 1000")
     if budget:
         seconds_of(budget)
     paths = {"tokenizer": tokenizer}
@@ -177,9 +181,10 @@ class Estimate:
 def pretrain(
     inputs: Sequence[str | Path] | Data, output: str | Path, *, recipe: str | None = None,
     overrides: str | Iterable[str] = (), budget: str | None = None, tokenizer: str | None = None,
-    init: str | None = None, precision: str | None = None, seed: int | None = None, text_column: str | None = None,
-    documents: Documents = "auto", encoding: str | None = None, device: str = "auto", overwrite: bool = False,
-    workers: int | None = None, verify: bool = False,
+    init: str | None = None, extend_vocabulary: int | None = None, precision: str | None = None,
+    seed: int | None = None, text_column: str | None = None, documents: Documents = "auto",
+    encoding: str | None = None, device: str = "auto", overwrite: bool = False, workers: int | None = None,
+    verify: bool = False,
 ) -> Iterator[Event]:  # fmt: skip
     """Pre-train a network and yield the events of the run; `output` becomes a model folder. The same arguments in the
     same folder resume a run.
@@ -193,6 +198,8 @@ def pretrain(
             that depends on it; with a recipe, only the number of steps. Without a size and a budget: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
+        extend_vocabulary: this number of words of the text is added to the vocabulary of `init`, see
+            `text.wordpiece.extend_vocabulary`. The embedding of each begins as the mean of those of its pieces.
         precision, seed: None: those of the recipe.
         text_column, documents, encoding: of raw text, see `CorpusReader`.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
@@ -221,13 +228,15 @@ def pretrain(
         resolved = load_recipe(str(output / "recipe.toml"))
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
         shards = shards if processes.first else Shards.open(request.shards_folder(output))
-        job = PretrainJob(resolved, shards, request.init)
+        job = PretrainJob(resolved, shards, request.init, request.extend_vocabulary or 0)
         if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where).events())
+        compared, words = compare_bits(output)
         ending = f"see {output / 'report.html'}\nnext: {_next_command(job, output)}"
-        yield replace(done, text=f"{done.text}\n{ending}")
+        text = "\n".join(filter(None, (done.text, words, ending)))
+        yield replace(done, text=text, fields={**done.fields, "bits_per_character": compared or None})
 
 
 def _next_command(job: PretrainJob, output: Path) -> str:
@@ -275,11 +284,14 @@ class _Draft(NamedTuple):
 def _draft(request: Request, device: torch.device) -> _Draft:
     """Checks the whole request before any folder is changed."""
     begin = resolve_model(request.init) if request.init else None
-    model = load_model(begin) if begin else None
+    model, extra = load_model(begin) if begin else None, request.extend_vocabulary or 0
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
     reader, shards = (None if request.is_shards else request.reader()), None
     if reader:
         tokens = estimate_tokens(reader)
+    elif extra:
+        what = "--extend-vocabulary chooses words of raw text, and these are shards"
+        raise UsageError(what, where=str(request.inputs[0]), hint="name the text, or leave --extend-vocabulary out")
     else:
         shards = Shards.open(Path(request.inputs[0]))
         tokens, own = shards.manifest.tokens, shards.tokenizer()
@@ -287,9 +299,11 @@ def _draft(request: Request, device: torch.device) -> _Draft:
             hint = f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER"
             raise BertworksError("these shards were made with another tokenizer", where=str(shards.folder), hint=hint)
         tokenizer = own
-    recipe = _recipe(request, device, tokens, model.config if model else None)
+    vocab_size = tokenizer.vocab_size + extra if tokenizer else 0
+    config = model and replace(model.config, vocab_size=max(model.config.vocab_size, vocab_size))
+    recipe = _recipe(request, device, tokens, config)
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
-    vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
+    vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
     _check_heads(recipe)
     parameters = num_trained(_with_vocabulary(recipe, vocab_size))
@@ -338,7 +352,10 @@ def _prepare_text(
     """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they were begun."""
     if not (request.is_shards or (draft is None and "-" in request.inputs)):  # standard input cannot be read twice
         reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
-        if draft and draft.tokenizer:
+        if draft and draft.tokenizer and request.extend_vocabulary:
+            yield Event("stage", "choosing new words", {"stage": "vocabulary"})
+            yield from extend_tokenizer(reader, folder, draft.tokenizer, request.extend_vocabulary, workers)
+        elif draft and draft.tokenizer:
             draft.tokenizer.save(folder)
         elif draft and not (folder / "tokenizer.json").exists():
             yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
@@ -358,7 +375,7 @@ def _fill_budget(
     is recorded in the folder."""
     if not request.budget:
         return recipe
-    job = PretrainJob(recipe, shards, request.init)
+    job = PretrainJob(recipe, shards, request.init, request.extend_vocabulary or 0)
     budget, measuring = seconds_of(request.budget), time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))

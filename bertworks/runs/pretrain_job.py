@@ -22,7 +22,7 @@ from bertworks.batching.masking import MaskingConfig, make_targets
 from bertworks.batching.sampling import Format, Ids, SamplingConfig, keyed_rng, make_sampler
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
-from bertworks.checkpoints.model_folder import save_model
+from bertworks.checkpoints.model_folder import ModelFolder, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
@@ -30,11 +30,13 @@ from bertworks.events import printable
 from bertworks.inference.detect import GENERATOR, state_with_generator
 from bertworks.io.binary_files import is_sealed, sealing, write_npy
 from bertworks.models.encoder import init_local_attention, scale_residual
+from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.report import write_report
-from bertworks.runs.run_folder import describe, training_figures, versions
+from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, training_figures, versions
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
+from bertworks.text.wordpiece import without_last
 from bertworks.training.budget import Schedule
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
@@ -169,9 +171,12 @@ class PretrainJob:
     schedule: Schedule | None = None  # with a budget
     describe, report = staticmethod(describe), staticmethod(write_report)
 
-    def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
+    def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None, new_words: int = 0):
+        """init: the model to continue from. new_words: by which its vocabulary is extended."""
         self.recipe, self.shards, self.init = recipe, shards, init
         self.tokenizer = shards.tokenizer()
+        self._old = without_last(self.tokenizer, new_words) if new_words else self.tokenizer
+        self._has_start = False  # whether the initial model can be evaluated, and was not yet
         self.tokenizer.model_max_length = recipe.encoder.max_position_embeddings
         self.seed, self.optimizer = recipe.seed, recipe.optimizer
         self.precision = cast(Precision, recipe.train.precision)
@@ -202,7 +207,9 @@ class PretrainJob:
         model, notes = self.blank(), []
         if self.init is not None:
             state = state_with_generator(resolve_model(self.init), model)
+            state = extended_state(state, self._old, self.tokenizer, self.recipe.encoder.vocab_size)
             model.load_state_dict(state, strict=False)
+            self._has_start = all("lm_head" not in name or name in state for name, _ in model.named_parameters())
             if missing := [name for name, _ in model.named_parameters() if name not in state]:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
@@ -222,6 +229,20 @@ class PretrainJob:
         for length, batches in longer:
             means = {self._main_objective: evaluate(network, batches, self.precision)[self._main_objective]}
             result |= {f"{name}_at_{length}": value for name, value in training_figures(means).items()}
+        return result | (self._bits(network) if self.init is not None and self._bits_batches[0].characters else {})
+
+    def _bits(self, network: TrainableModel) -> dict[str, float]:
+        """Bits per character; the first time also those of the initial model with its own tokenizer."""
+        assert isinstance(network, PretrainingModel)
+        (own, initial), r = self._bits_batches, self.recipe
+        result = {BITS: bits_per_character(network, own, self.precision)}
+        if self._has_start:
+            path, device = resolve_model(str(self.init)), next(network.parameters()).device
+            encoder = replace(r.encoder, vocab_size=ModelFolder(path).config.vocab_size)
+            before = PretrainingModel(encoder, r.weights, generator_size=r.generator_size)
+            before.load_state_dict(state_with_generator(path, before), strict=False)
+            result[BITS_BEFORE] = bits_per_character(before.to(device), initial, self.precision)
+            self._has_start = False
         return result
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
@@ -277,6 +298,16 @@ class PretrainJob:
     def _phase(self, step: int) -> int:
         """The phase of a step, counted from 1."""
         return self.recipe.train.locate(max(0, step - 1))[0]
+
+    @cached_property
+    def _bits_batches(self) -> tuple[BitsBatches, BitsBatches]:
+        """Held-out windows for the trained network, and for the initial one."""
+        train, template = self.recipe.train, template_of(self.tokenizer, self.recipe.sampling.format)
+        return bits_batches(
+            self.store, self.held_out, self.tokenizer, template, length=train.held_out_length,
+            windows=train.held_out_sequences, kind=self.recipe.token_objective,
+            read_by=None if self._old is self.tokenizer else self._old,
+        )  # fmt: skip
 
     @cached_property
     def _held_out_batches(self) -> dict[int, list[Batch]]:

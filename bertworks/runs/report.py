@@ -29,7 +29,7 @@ from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
 from bertworks.runs.baselines import format_baselines
 from bertworks.runs.dataset_report import DatasetReport
-from bertworks.runs.run_folder import describe, named_measures, read_metrics, versions
+from bertworks.runs.run_folder import BITS, compare_bits, describe, named_measures, read_metrics, versions
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -59,6 +59,7 @@ OBJECTIVE_CHARTS: list[Chart] = [
     for m in objective.measures
     if m is not PERPLEXITY  # a function of the loss
 ]
+OBJECTIVE_CHARTS.append(("Bits per character", BITS, svg.plain, False))
 OPTIMIZATION_CHARTS: list[Chart] = [
     ("Learning rate", "learning_rate", svg.scientific, True),
     ("Norm of the gradient", "gradient_norm", svg.plain, True),
@@ -82,6 +83,8 @@ def write_report(folder: Path) -> Path:
     charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
     sections = [svg.side_by_side(_lines(charts, steps, evaluations, "held out", {}))]
     summary = _spent(steps, evaluations)
+    if compared := compare_bits(folder)[1]:
+        sections.insert(0, svg.headline(f"{compared[0].upper()}{compared[1:]}"))
     if evaluations:
         columns = [(name, f"{m.name}, {title}", m.format.format) for title, m, name in named_measures(evaluations[-1])]
         sections.append(svg.figures("Held-out text", [STEP_COLUMN, *columns], evaluations))

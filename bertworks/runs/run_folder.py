@@ -30,6 +30,7 @@ FILES = (  # of a run folder, besides run.json
     *TOKENIZER_FILES,
     "schedule.jsonl", "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
 )  # fmt: skip
+BITS, BITS_BEFORE = "bits_per_character", "bits_per_character_before"  # names of figures
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 
 
@@ -185,6 +186,22 @@ def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure,
             for m in objective.measures:
                 if (name := f"{kind}_{m.name}{suffix}") in figures:
                     yield objective.title + where, m, name
+    if BITS in figures:
+        yield "characters", Measure("bits per character", lambda stats: stats.loss, "{:.3f}"), BITS
+
+
+def compare_bits(folder: Path) -> tuple[dict[str, float], str]:
+    """Bits per character (`runs.adaptation`) before and after a training with an initial model, and the same in words;
+    of a training without one nothing."""
+    rows = [figures for *_, figures, _ in read_metrics(folder / "metrics.jsonl")]
+    names = {"before": BITS_BEFORE, "after": BITS}
+    figures = {when: row[name] for when, name in names.items() for row in rows if name in row}
+    if "after" not in figures:
+        return {}, ""
+    text = f"bits per character on held-out text: {figures['after']:.3f} after"
+    if "before" not in figures:
+        return figures, f"{text}; the initial model had no head to compare with"
+    return figures, f"{text}, {figures['before']:.3f} before ({figures['after'] / figures['before'] - 1:+.1%})"
 
 
 def describe(figures: Mapping[str, float]) -> str:

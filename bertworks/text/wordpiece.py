@@ -1,16 +1,22 @@
-"""Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
+"""Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours. Extends WordPiece ones.
 
 Each symbol is a character of its own, so that a word is a string of symbols. `forms` are their written forms.
 """
 
 import heapq
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from operator import add
+from typing import NamedTuple
 
 from tokenizers import models
 
-from bertworks.text.tokenizer_pipeline import word_piece_model
+from bertworks.errors import UsageError
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer_pipeline import LONGEST_WORD, word_piece_model
+from bertworks.text.word_counts import Splitter, WordCounts, count_words
 
 Words = Sequence[tuple[str, int]]  # words and their counts
 Progress = Callable[[int], None]
@@ -138,3 +144,62 @@ def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) ->
 def _longest_match(word: str, model: models.WordPiece) -> list[str]:
     """The pieces of a word. All its characters are pieces of the model."""
     return [token.value for token in model.tokenize(word)]
+
+
+class NewWord(NamedTuple):
+    """A word that extends a vocabulary."""
+
+    word: str
+    frequency: int  # in the text
+    pieces: list[int]  # the ids that the tokenizer has for it so far
+
+
+LEAST_COUNT = 2  # of a new word
+
+
+def extend_vocabulary(
+    documents: Iterable[str], tokenizer: Tokenizer, number: int, *, workers: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[Tokenizer, list[NewWord]]:  # fmt: skip
+    """The tokenizer with new whole words behind its old ids, and these words, in the order of their ids.
+
+    Words are those of the normalizer and the pre-tokenizer. New ones occur at least LEAST_COUNT times, have a letter
+    and no digit, and two pieces or more, none of which is [UNK]. Those come first that save most tokens: count times
+    (pieces - 1); of equal ones the more frequent, then by code points. As WordPiece takes the longest piece first,
+    longer words that begin with a new word get other pieces too.
+
+    Args:
+        progress: called with the number of characters counted so far.
+
+    Raises:
+        UsageError: the tokenizer is not WordPiece; the text has fewer such words.
+    """
+    make, (serialized,) = tokenizer.__reduce__()
+    content = json.loads(serialized)
+    if (kind := content["model"]["type"]) != "WordPiece":
+        hint = "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model"
+        raise UsageError(f"a vocabulary of {kind} cannot be extended, only one of WordPiece", hint=hint)
+    with closing(WordCounts(1 << 29)) as counts:
+        count_words(documents, Splitter(serialized, LONGEST_WORD), counts, workers=workers, progress=progress)
+        frequent = [(word, count) for word, count in counts if count >= LEAST_COUNT and _is_plain(word)]
+    pieces = tokenizer.ids([word for word, _ in frequent])
+    words = [NewWord(*one, ids) for one, ids in zip(frequent, pieces) if len(ids) > 1 and tokenizer.unk_id not in ids]
+    if len(words) < number:
+        what = f"the text has {len(words):,} words that a vocabulary can be extended by, not {number:,}"
+        hint = f"--extend-vocabulary {len(words)} takes all of them (0: leave it out); and --overwrite"
+        raise UsageError(what, hint=hint)
+    chosen = sorted(words, key=lambda w: (w.frequency * (1 - len(w.pieces)), -w.frequency, w.word))[:number]
+    content["model"]["vocab"] |= {w.word: tokenizer.vocab_size + n for n, w in enumerate(chosen)}
+    return make(json.dumps(content)), chosen
+
+
+def without_last(tokenizer: Tokenizer, number: int) -> Tokenizer:
+    """The tokenizer before its vocabulary was extended by a number of words."""
+    make, (serialized,) = tokenizer.__reduce__()
+    content, size = json.loads(serialized), tokenizer.vocab_size - number
+    content["model"]["vocab"] = {word: n for word, n in content["model"]["vocab"].items() if n < size}
+    return make(json.dumps(content))
+
+
+def _is_plain(word: str) -> bool:
+    return any(map(str.isalpha, word)) and not any(map(str.isnumeric, word))
