@@ -151,6 +151,9 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
+    types = config.type_vocab_size
+    what = f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of one type"
+    require(not types or types != family.untyped, what, hint="--set encoder.type_vocab_size=0")
     for name, value in vars(family.default).items():
         if name not in family.settings.values() and getattr(config, name) != value:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
@@ -193,7 +196,12 @@ def config_to_huggingface(
         "embedding_size": config.embedding_width,
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
         "hidden_act": activations[config.hidden_act],
+        "type_vocab_size": config.type_vocab_size or family.untyped,
+        "languages": {name: number for number, name in enumerate(config.languages)},
     }
+    for key, meanings in family.flags.items():
+        name = family.settings[key]
+        values[name] = next(json.loads(theirs) for theirs, ours in meanings.items() if ours == values[name])
     given = vars(family.default) | {name: value for name, value in values.items() if value is not None}
     settings = {
         "model_type": config.family,
@@ -231,6 +239,11 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         value = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
         values[ours] = value
     values["max_position_embeddings"] -= family.unused_positions
+    values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
+    if values["direction"] == "left_to_right":
+        values["pooler"] = family.default.pooler.replace("first", "last")
+    if "lang2id" in family.settings and values["type_vocab_size"] and not values["languages"]:
+        values["languages"] = tuple(map(str, range(values["type_vocab_size"])))
     width = values["hidden_size"]
     what = f"embedding_size and hidden_size are both {width}: a projection between equal widths is not supported"
     require(not family.always_projects or values["embedding_size"] not in (0, width), what, where)
@@ -275,7 +288,20 @@ def _value(value: Any, theirs: str, ours: str, family: Family, where: str | None
     default, names = getattr(family.default, ours), family.activations
     if value is None and ours == "intermediate_size":
         return 0
-    if isinstance(default, str):
+    if ours == "languages":
+        names = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
+        require(
+            names.keys() == {*range(len(names))},
+            f"{theirs} is {value!r:.60}: expected a number from 0 for each name",
+            where,
+            _CORRECT,
+        )
+        return tuple(names[number] for number in range(len(names)))
+    if theirs in family.flags:
+        value, names = json.dumps(value), family.flags[theirs]
+    if ours == "language":
+        expected, is_valid, names = "the name of a language", isinstance(value, str), {value: value}
+    elif isinstance(default, str):
         expected, is_valid = f"one of {', '.join(names)}", isinstance(value, str) and value in names
     elif isinstance(default, float):
         expected, is_valid = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
@@ -306,6 +332,8 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     entries = []
     for ours, (axes, *theirs) in rows.items():
         if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
+            continue
+        if ours.startswith("encoder.embeddings.token_type") and not config.type_vocab_size:
             continue
         shape = tuple(sizes[axis] for axis in axes.split())
         unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
