@@ -7,27 +7,28 @@
 import math
 import re
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from bertworks.batching.batch import Batch
 from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import can_hold, check_representable, num_parameters
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
-from bertworks.events import Event, duration, forward_events
+from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted, require
+from bertworks.events import Event, duration, forward_events, no_notes
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain_job import PretrainJob, phase_batches
+from bertworks.runs.prepare import make_shards, make_vocabulary, read_pairs, read_text
+from bertworks.runs.pretrain_job import PretrainJob, Text
 from bertworks.runs.processes import training_processes
 from bertworks.runs.run_folder import absolute, check_same_request, open_run, read_plans, write_plans
 from bertworks.runs.training_run import TrainingRun
@@ -59,19 +60,28 @@ class Request:
     text_column: str | None = None
     documents: Documents = "auto"
     encoding: str | None = None
+    languages: tuple[str, ...] = ()
+    parallel: tuple[str, ...] = ()
 
     @property
     def is_shards(self) -> bool:
         """Whether the input is a folder of shards, complete or not."""
         return len(self.inputs) == 1 and holds_shards(Path(self.inputs[0]))
 
-    def shards_folder(self, output: Path) -> Path:
-        """The folder of the token ids, existing or not."""
-        return Path(self.inputs[0]) if self.is_shards else output / "shards"
+    def shards_folder(self, output: Path, languages: Sequence[str] = ()) -> Path:
+        """The folder of the token ids, existing or not; with languages, of a part of the text."""
+        return Path(self.inputs[0]) if self.is_shards else output / "shards" / "-".join(languages)
+
+    def texts(self, output: Path) -> list[Text]:
+        """The parts of the text, from their shards."""
+        sides = [(name,) for name in dict.fromkeys(self.languages)] + ([self.sides] if self.parallel else [])
+        return [Text(names, Shards.open(self.shards_folder(output, names))) for names in sides]
 
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        for name in ("languages", "parallel"):  # runs of older versions have none
+            content = content if content[name] else {k: v for k, v in content.items() if k != name}
         content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
@@ -85,7 +95,40 @@ class Request:
         Raises:
             BertworksError: an input cannot be read.
         """
-        return read_text(self.inputs, self.text_column, self.documents, self.encoding)
+        return self._read([*self.inputs, *([self._pairs] if self.parallel else [])])
+
+    def parts(self) -> dict[tuple[str, ...], CorpusReader]:
+        """The readers of the text of each language and of the translations; a single one without languages."""
+        of_language: dict[tuple[str, ...], list[str | StoredRows]] = {}
+        for name, one in zip(self.languages, self.inputs):
+            of_language.setdefault((name,), []).append(one)
+        if self.parallel:
+            of_language[self.sides] = [self._pairs]
+        return {names: self._read(some) for names, some in (of_language or {(): [*self.inputs]}).items()}
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The languages of the translations: those in the names of two files, else the only two, in their order.
+
+        Raises:
+            UsageError: they are not known.
+        """
+        names = list(dict.fromkeys(self.languages))
+        ends = [next((end for end in Path(p).name.split(".")[:0:-1] if end in names), "") for p in self.parallel]
+        if len({*filter(None, ends)}) == 2:
+            return tuple(ends)
+        if len(names) != 2 or any(ends):
+            what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
+            raise UsageError(what, where=self.parallel[0], hint="name the files after them: pairs.en and pairs.de")
+        return tuple(names)
+
+    @cached_property
+    def _pairs(self) -> StoredRows:
+        column = self.text_column or "text"
+        return StoredRows([{column: side} for pair in read_pairs(self.parallel) for side in pair], "translations")
+
+    def _read(self, inputs: Sequence[str | StoredRows]) -> CorpusReader:
+        return read_text(inputs, self.text_column, self.documents, self.encoding)
 
 
 def estimate_tokens(reader: CorpusReader) -> int:
@@ -110,6 +153,14 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
         raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
     if budget:
         seconds_of(budget)
+    names, files = names_of(options.get("languages")), names_of(options.get("parallel"))
+    options |= {"languages": names, "parallel": tuple(map(absolute, files))}
+    if names or files:
+        if len(names) != len(sources) or not all(re.fullmatch(r"\w[\w-]*", name) for name in names):
+            what = f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
+            raise UsageError(what, hint="give --language once per input, such as en, in their order")
+        if any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources):
+            raise UsageError("languages are for files and folders of text", hint="write the text into a file")
     paths = {"tokenizer": tokenizer}
     paths["recipe"] = recipe if recipe and recipe.endswith(".toml") else None
     paths["init"] = init if init and not is_model_name(init) else None
@@ -178,8 +229,9 @@ def pretrain(
     inputs: Sequence[str | Path] | Data, output: str | Path, *, recipe: str | None = None,
     overrides: str | Iterable[str] = (), budget: str | None = None, tokenizer: str | None = None,
     init: str | None = None, precision: str | None = None, seed: int | None = None, text_column: str | None = None,
-    documents: Documents = "auto", encoding: str | None = None, device: str = "auto", overwrite: bool = False,
-    workers: int | None = None, verify: bool = False,
+    documents: Documents = "auto", encoding: str | None = None, languages: str | Iterable[str] = (),
+    parallel: str | Iterable[str] = (), device: str = "auto", overwrite: bool = False, workers: int | None = None,
+    verify: bool = False,
 ) -> Iterator[Event]:  # fmt: skip
     """Pre-train a network and yield the events of the run; `output` becomes a model folder. The same arguments in the
     same folder resume a run.
@@ -195,6 +247,9 @@ def pretrain(
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
         precision, seed: None: those of the recipe.
         text_column, documents, encoding: of raw text, see `CorpusReader`.
+        languages: of the inputs, one for each: XLM, whose token types are languages.
+        parallel: translations, for a recipe with `sampling.parallel_rate`: a table of two columns, or two files of as
+            many lines. Their languages are in the names of the files, or are the only two.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
 
     Raises:
@@ -220,8 +275,9 @@ def pretrain(
         processes.meet()
         resolved = load_recipe(str(output / "recipe.toml"))
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
-        shards = shards if processes.first else Shards.open(request.shards_folder(output))
-        job = PretrainJob(resolved, shards, request.init)
+        folder = request.shards_folder(output, request.languages[:1])
+        shards = shards if processes.first else Shards.open(folder)
+        job = PretrainJob(resolved, shards, request.init, request.texts(output) if resolved.encoder.languages else ())
         if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
@@ -287,7 +343,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
             hint = f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER"
             raise BertworksError("these shards were made with another tokenizer", where=str(shards.folder), hint=hint)
         tokenizer = own
-    recipe = _recipe(request, device, tokens, model.config if model else None)
+    recipe = _with_languages(_recipe(request, device, tokens, model.config if model else None), request)
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
@@ -299,6 +355,34 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
         raise UsageError(f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
+
+
+def _with_languages(recipe: Recipe, request: Request) -> Recipe:
+    """The recipe with the table of languages of the request.
+
+    Raises:
+        UsageError: the family has no such table, the model to continue from lacks a language, or the format is of
+            another kind of text.
+    """
+    c, names, sampling = recipe.encoder, tuple(dict.fromkeys(request.languages)), recipe.sampling
+    missing = sorted({*names} - {*c.languages}) if c.languages else []
+    rules = [
+        (sampling.format != "parallel" and bool(sampling.parallel_rate) == bool(request.parallel),
+         f"sampling.parallel_rate is {sampling.parallel_rate}, and there are {len(request.parallel)} files of "
+         "translations", "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without"),
+        (not names or c.family == "xlm", f"models of the family {c.family} have no table of languages", "--recipe xlm-mlm"),
+        (not c.languages or (names and not missing),
+         f"the model has the languages {', '.join(c.languages)}, the text has {', '.join(names) or 'none that are named'}",
+         "give --language for each input, one that the model has"),
+        (not names or sampling.format in ("stream", "full_sentences"),
+         f"sampling.format {sampling.format!r} with languages", "--set sampling.format=stream"),
+    ]  # fmt: skip
+    for holds, what, hint in rules:
+        if not holds:
+            raise UsageError(what, hint=hint)
+    if not c.languages and len(names) > 1:
+        c = replace(c, languages=names, type_vocab_size=len(names))
+    return replace(recipe, encoder=replace(c, language=""))
 
 
 def _check_heads(recipe: Recipe) -> None:
@@ -345,8 +429,14 @@ def _prepare_text(
             yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
         if draft:
             yield Event("stage", "writing shards", {"stage": "shards"})
-        yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
-    shards = (not verify and draft and draft.shards) or Shards.open(request.shards_folder(output), verify=verify)
+        for names, part in request.parts().items():
+            made = request.shards_folder(output, names)
+            yield from _notes(make_shards(part, made, Tokenizer.load(folder), workers=workers))
+            pairs = Manifest.load(made / "manifest.json").documents
+            what = f"{made}: {pairs:,} sides of translations have tokens: expected two for each"
+            require(len(names) < 2 or pairs == 2 * len(read_pairs(request.parallel)), what, hint="leave out such pairs")
+    usual = request.shards_folder(output, request.languages[:1])
+    shards = (not verify and draft and draft.shards) or Shards.open(usual, verify=verify)
     yield from (Event("note", text) for text in shards.notes)
     return shards
 
@@ -358,13 +448,14 @@ def _fill_budget(
     is recorded in the folder."""
     if not request.budget:
         return recipe
-    job = PretrainJob(recipe, shards, request.init)
+    texts = request.texts(output) if recipe.encoder.languages else ()
     budget, measuring = seconds_of(request.budget), time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
-    others: dict[str, Any] = {"tokenizer": job.tokenizer, "plans": output / "plans", "rank": 0, "world_size": 1}
-    make_batches = partial(phase_batches, job.store, job.documents, **others)
+    def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
+        return PretrainJob(timed, shards, request.init, texts).batches(output / "plans", 0, 1, no_notes)
+
     measured = measure_steps(recipe, device, seconds, make_batches)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
     needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))
