@@ -192,6 +192,7 @@ class FinetuneJob:
         """
         given = recipe = recipe or _recipe_of(request, device)
         folder = source[0] if source else ModelFolder(resolve_model(request.model))
+        folder.require_language()
         self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
         self.source = folder, self.model
         self.data = data or read_data(

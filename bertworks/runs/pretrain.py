@@ -292,6 +292,8 @@ def _next_command(job: PretrainJob, output: Path) -> str:
         return f'bertworks generate {quoted(output)} "This is the"'
     if "replaced_token" in job.recipe.weights:
         return f'bertworks explain {quoted(output)} "The chef ate the idea."'
+    if names := job.recipe.encoder.languages:
+        return f"bertworks convert {quoted(output)} -o {quoted(f'{output}-{names[0]}')} --language {names[0]}"
     return f'bertworks fill {quoted(output)} "This is the {job.tokenizer.special_tokens["mask_token"]}."'
 
 
