@@ -24,6 +24,7 @@ from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS
 from bertworks.models.encoder import Encoder, LMHead
 from bertworks.models.layout import Layout
+from bertworks.training.task_heads import Classification, SpanExtraction, TaskModel
 
 LENGTHS = [9, 4, 12]
 LANGUAGES = {"en": 0, "de": 2, "fr": 1}
@@ -137,6 +138,8 @@ def test_transformers_opens_our_files_with_no_missing_and_no_unexpected_weights(
     ({"asm": True}, "asm is True: only False is supported for xlm"),
     ({"use_lang_emb": False}, "use_lang_emb is False: only True is supported for xlm"),
     ({"gelu_activation": False}, "gelu_activation is False: only True is supported for xlm"),
+    ({"summary_activation": "tanh"}, "summary_activation is 'tanh': only null is supported for xlm"),
+    ({"causal": True, "architectures": ["XLMForSequenceClassification"]}, "pools the first token, which has read nothing"),
     ({"causal": "yes"}, "causal is '\"yes\"': expected one of false, true"),
     ({"lang2id": {"en": 0, "de": 2}}, "lang2id is .*: expected a number from 0 for each name"),
     ({"lang2id": {"en": 0, "de": 1}}, "languages .* with type_vocab_size 3: expected a name for each type"),
@@ -166,3 +169,33 @@ def test_languages_without_names_have_numbers():
     given = json.loads(theirs().config.to_json_string(use_diff=False)) | {"lang2id": None}
     del given["lang2id"]
     assert config_from_huggingface(given).languages == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(("kind", "task"), [
+    ("SequenceClassification", Classification(outputs=2)), ("TokenClassification", Classification(outputs=2, pooled=False)),
+    ("QuestionAnsweringSimple", SpanExtraction()),
+])  # fmt: skip
+def test_heads_of_tasks(kind: str, task: Any):
+    torch.manual_seed(0)
+    config = transformers.XLMConfig(**theirs().config.to_dict())
+    model = getattr(transformers, f"XLMFor{kind}")(config).eval()
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.1)
+    c = config_from_huggingface(json.loads(config.to_json_string(use_diff=False)))
+    state = from_huggingface(model.state_dict(), c)
+    own = TaskModel(c, task).eval()
+    own.load_state_dict(state)
+    saved = to_huggingface(state, c, f"XLMFor{kind}")
+    assert saved.keys() == model.state_dict().keys()
+    there = rows(torch.ones_like(IDS)).bool()
+    with torch.no_grad():
+        output = model(rows(IDS, 2), attention_mask=there.long(), langs=rows(LANGS))
+        states = own.encoder(IDS, (layout := Layout.of(LENGTHS)), LANGS)[-1]
+        if task.pooled:
+            states = own.pooler(states[own.pooler.tokens(layout).long()])
+        logits = own.get_submodule(task.head)(states)
+    if kind.startswith("Question"):
+        expected = torch.stack([output.start_logits, output.end_logits], -1)[there]
+    else:
+        expected = output.logits if task.pooled else output.logits[there]
+    assert (logits - expected).abs().max() <= 2e-5

@@ -151,11 +151,12 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
+    free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()  # without a pooler
     types = config.type_vocab_size
     what = f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of one type"
     require(not types or types != family.untyped, what, hint="--set encoder.type_vocab_size=0")
     for name, value in vars(family.default).items():
-        if name not in family.settings.values() and getattr(config, name) != value:
+        if name not in family.settings.values() and getattr(config, name) != value and name not in free:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
             setting = f"--set encoder.{name}={json.dumps(value)}"
             raise BertworksError(what, hint=f"leave {name} out of the recipe" if value is None else setting)
@@ -163,6 +164,8 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         what = f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: files of {config.family}"
         hint = f"--set encoder.embedding_size={config.hidden_size // 2 or 1}"
         raise BertworksError(f"{what} have a projection between them, which the network then lacks", hint=hint)
+    if config.family == "xlm" and config.direction == "right_to_left":
+        raise BertworksError("files of xlm cannot hold a network that reads from right to left")
     if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
         what = f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it"
         hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
@@ -233,6 +236,9 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     for name, value in family.required.items():
         what = f"{name} is {settings.get(name)!r:.60}: only {value!r} is supported for {family.default.family}"
         require(settings.get(name, value) == value, what, where)
+    for name in family.required_null:
+        what = f"{name} is {settings.get(name)!r:.60}: only null is supported for {family.default.family}"
+        require(settings.get(name) is None, what, where)
     values: dict[str, Any] = dict(vars(family.default))
     for theirs, ours in family.settings.items():
         default = getattr(family.default, ours)
@@ -240,8 +246,11 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         values[ours] = value
     values["max_position_embeddings"] -= family.unused_positions
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
-    if values["direction"] == "left_to_right":
-        values["pooler"] = family.default.pooler.replace("first", "last")
+    if values["direction"] == "left_to_right" and values["pooler"] == "first":
+        classes = {*family.tasks.values()} & {*map(str, settings.get("architectures") or [])}
+        what = f"{', '.join(classes)} reads from left to right, and pools the first token, which has read nothing"
+        require(not classes, what, where)
+        values["pooler"] = "last"
     if "lang2id" in family.settings and values["type_vocab_size"] and not values["languages"]:
         values["languages"] = tuple(map(str, range(values["type_vocab_size"])))
     width = values["hidden_size"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
 from bertworks.batching.features import training_groups
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_folder import (
     Model,
     ModelFolder,
@@ -25,6 +26,7 @@ from bertworks.checkpoints.model_folder import (
 )
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import TaskType
+from bertworks.errors import UsageError
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.inference.task_metrics import compute_metrics, format_metrics, metric_of
@@ -206,6 +208,9 @@ class FinetuneJob:
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
+        if d.task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
+            what = f"a {c.direction.replace('_', ' ')} model of the family {c.family} cannot be fine-tuned for {d.task}"
+            raise UsageError(what, hint="choose another model, such as minilm")
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]

@@ -44,6 +44,7 @@ class Family:
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
     required: settings that change what is computed, and the only value that is supported.
+    required_null: settings that change what is computed, and must be null or absent.
     written, written_as_null: further settings that are written.
     pretraining: heads that a state holds, in alphabetical order: the class that saves exactly these.
     tasks: our task: the class.
@@ -66,6 +67,7 @@ class Family:
     untyped: int = 0
     default: EncoderConfig
     required: Mapping[str, Any] = field(default_factory=dict)
+    required_null: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     written_as_null: tuple[str, ...] = ()
     pretraining: Mapping[str, str] = field(default_factory=dict)
