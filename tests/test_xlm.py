@@ -139,7 +139,8 @@ def test_transformers_opens_our_files_with_no_missing_and_no_unexpected_weights(
     ({"use_lang_emb": False}, "use_lang_emb is False: only True is supported for xlm"),
     ({"gelu_activation": False}, "gelu_activation is False: only True is supported for xlm"),
     ({"summary_activation": "tanh"}, "summary_activation is 'tanh': only null is supported for xlm"),
-    ({"causal": True, "architectures": ["XLMForSequenceClassification"]}, "pools the first token, which has read nothing"),
+    ({"causal": True, "architectures": ["XLMForSequenceClassification"]},
+     "pools the first token, which has read nothing"),
     ({"causal": "yes"}, "causal is '\"yes\"': expected one of false, true"),
     ({"lang2id": {"en": 0, "de": 2}}, "lang2id is .*: expected a number from 0 for each name"),
     ({"lang2id": {"en": 0, "de": 1}}, "languages .* with type_vocab_size 3: expected a name for each type"),
@@ -172,7 +173,8 @@ def test_languages_without_names_have_numbers():
 
 
 @pytest.mark.parametrize(("kind", "task"), [
-    ("SequenceClassification", Classification(outputs=2)), ("TokenClassification", Classification(outputs=2, pooled=False)),
+    ("SequenceClassification", Classification(outputs=2)),
+    ("TokenClassification", Classification(outputs=2, pooled=False)),
     ("QuestionAnsweringSimple", SpanExtraction()),
 ])  # fmt: skip
 def test_heads_of_tasks(kind: str, task: Any):

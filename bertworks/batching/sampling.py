@@ -395,7 +395,9 @@ class Parallel(Sampler):
                 yield first, second, end
 
     def __getitem__(self, i: int) -> TokenSequence:
-        sides = [add_special_tokens([self.store.tokens[a:b]], self.template) for a, b in pairwise(self.plan[i].tolist())]
+        sides = [
+            add_special_tokens([self.store.tokens[a:b]], self.template) for a, b in pairwise(self.plan[i].tolist())
+        ]
         types = np.repeat([0, 1], [len(side.input_ids) for side in sides])
         ids, special = (np.concatenate([side[n] for side in sides]) for n in (0, 2))
         return TokenSequence(ids, types, special, {})

@@ -298,14 +298,10 @@ def _value(value: Any, theirs: str, ours: str, family: Family, where: str | None
     if value is None and ours == "intermediate_size":
         return 0
     if ours == "languages":
-        names = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
-        require(
-            names.keys() == {*range(len(names))},
-            f"{theirs} is {value!r:.60}: expected a number from 0 for each name",
-            where,
-            _CORRECT,
-        )
-        return tuple(names[number] for number in range(len(names)))
+        given = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
+        what = f"{theirs} is {value!r:.60}: expected a number from 0 for each name"
+        require(given.keys() == {*range(len(given))}, what, where, _CORRECT)
+        return tuple(given[number] for number in range(len(given)))
     if theirs in family.flags:
         value, names = json.dumps(value), family.flags[theirs]
     if ours == "language":

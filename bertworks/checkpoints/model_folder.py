@@ -312,7 +312,9 @@ def with_language(config: EncoderConfig, language: str) -> EncoderConfig:
         UsageError: it does not have it.
     """
     if language not in config.languages:
-        raise UsageError(f"the model has no language {language!r}", hint=f"it has {', '.join(config.languages) or 'none'}")
+        raise UsageError(
+            f"the model has no language {language!r}", hint=f"it has {', '.join(config.languages) or 'none'}"
+        )
     return replace(config, language=language)
 
 

@@ -127,8 +127,8 @@ def pretrain(
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
-        "init": init, "languages": language or (), "parallel": parallel or (), "device": device, "precision": None if precision == "auto" else precision,
-        "seed": seed, **vars(raw),
+        "init": init, "languages": language or (), "parallel": parallel or (), "seed": seed,
+        "device": device, "precision": None if precision == "auto" else precision, **vars(raw),
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)

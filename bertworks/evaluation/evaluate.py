@@ -178,8 +178,8 @@ def evaluate_mlm(
         BertworksError: no such model, no text.
     """
     path = resolve_model(model)
-    (folder := ModelFolder(path)).require_language()
-    config, state, tokenizer = folder.load(needs={"encoder"})
+    (source := ModelFolder(path)).require_language()
+    config, state, tokenizer = source.load(needs={"encoder"})
     detects = "replaced_token" in component_names(state)
     if not detects:
         check_components(component_names(state), {"lm_head"}, path)

@@ -55,7 +55,8 @@ class EncoderConfig:
     initializer_range: standard deviation of the initial matrices and embeddings.
     lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
         tied embeddings alone.
-    pooler: which token stands for a sequence, and the activation of the dense layer over it. "first" and "last" have no such layer.
+    pooler: which token stands for a sequence, and the activation of the dense layer over it, which
+        "first" and "last" do not have.
     pooler_dropout: in fine-tuning for whole texts, dropout also before the dense layer of the pooler (RoBERTa).
     family: the name table of its files (checkpoints/families).
     languages: names of the token types, where these are languages (XLM, Conneau and Lample 2019, section 3).

@@ -74,7 +74,9 @@ def read_pairs(files: Sequence[str | Path]) -> list[tuple[str, str]]:
         raise BertworksError(what, where=f"{files[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED)
     rows = [tuple(line.split("\t")) for line in columns[0]] if len(files) == 1 else list(zip(*columns, strict=True))
     for number, row in enumerate(rows, 1):
-        require(len(row) == 2, f"{len(row)} columns: expected two, separated by a tab", f"{files[0]}:{number}", _ALIGNED)
+        require(
+            len(row) == 2, f"{len(row)} columns: expected two, separated by a tab", f"{files[0]}:{number}", _ALIGNED
+        )
         for side, text in enumerate(row):
             where = f"{files[side % len(files)]}:{number}"
             require(text.strip(), "no text on one side of a translation", where, _ALIGNED)

@@ -157,7 +157,9 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     options |= {"languages": names, "parallel": tuple(map(absolute, files))}
     if names or files:
         if len(names) != len(sources) or not all(re.fullmatch(r"\w[\w-]*", name) for name in names):
-            what = f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
+            what = (
+                f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
+            )
             raise UsageError(what, hint="give --language once per input, such as en, in their order")
         if any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources):
             raise UsageError("languages are for files and folders of text", hint="write the text into a file")
@@ -367,17 +369,18 @@ def _with_languages(recipe: Recipe, request: Request) -> Recipe:
             another kind of text.
     """
     c, names, sampling = recipe.encoder, tuple(dict.fromkeys(request.languages)), recipe.sampling
-    missing = sorted({*names} - {*c.languages}) if c.languages else []
     rules = [
-        (sampling.format != "parallel" and bool(sampling.parallel_rate) == bool(request.parallel),
+        (bool(sampling.parallel_rate) == bool(request.parallel),
          f"sampling.parallel_rate is {sampling.parallel_rate}, and there are {len(request.parallel)} files of "
          "translations", "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without"),
-        (not names or c.family == "xlm", f"models of the family {c.family} have no table of languages", "--recipe xlm-mlm"),
-        (not c.languages or (names and not missing),
-         f"the model has the languages {', '.join(c.languages)}, the text has {', '.join(names) or 'none that are named'}",
+        (not names or c.family == "xlm", f"models of the family {c.family} have no table of languages",
+         "--recipe xlm-mlm"),
+        (not c.languages or (names and {*names} <= {*c.languages}),
+         f"the model has the languages {', '.join(c.languages)}, the text has {', '.join(names) or 'no names of any'}",
          "give --language for each input, one that the model has"),
-        (not names or sampling.format in ("stream", "full_sentences"),
-         f"sampling.format {sampling.format!r} with languages", "--set sampling.format=stream"),
+        (sampling.format in ("stream", "full_sentences") or not (names or sampling.format == "parallel"),
+         f"sampling.format is {sampling.format!r}: it is not for text of several languages",
+         "--set sampling.format=stream"),
     ]  # fmt: skip
     for holds, what, hint in rules:
         if not holds:

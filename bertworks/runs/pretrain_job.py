@@ -318,11 +318,13 @@ class PretrainJob:
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         manifests = [text.shards.manifest for text in self.texts]
         config, heads = self.recipe.encoder, heads_of(self.recipe.weights)
-        corpus = {name: sum(getattr(m, name) for m in manifests) for name in ("documents", "sentences", "tokens")}
+        counts = ("documents", "sentences", "tokens")
+        corpus: dict[str, object] = {name: sum(getattr(m, name) for m in manifests) for name in counts}
+        corpus |= {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}
         is_causal = self.recipe.token_objective == "causal_lm"
         card = partial(
             pretraining_card, recipe=dump_recipe(self.recipe), steps=facts["step"], tokens=facts["tokens"],
-            corpus=corpus | {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}, held_out=facts["evaluation"], versions=versions(),
+            corpus=corpus, held_out=facts["evaluation"], versions=versions(),
             mask_token=None if is_causal else self.tokenizer.special_tokens["mask_token"],
         )  # fmt: skip
         state, name = {name: p.detach() for name, p in network.named_parameters()}, folder.resolve().name
@@ -357,6 +359,7 @@ class PretrainJob:
     def _held_out_of(self, number: int, length: int) -> list[Batch]:
         """Sequences of a text; all texts together have those of a run with one."""
         train, (store, _, documents), names = self.recipe.train, self.parts[number], self.texts[number].languages
+        length = train.sequence_length if len(names) > 1 else length  # longer pairs are left out
         tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
         format: Format = "parallel" if len(names) > 1 else self.recipe.sampling.format
         batches = held_out_batches(

@@ -55,8 +55,8 @@ class VocabularyConfig:
     min_frequency: of a pair to be merged.
     character_coverage: fraction of all characters that the alphabet covers.
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white space included:
-        "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with </s> in place of <s>; "gpt2": <|endoftext|> between documents (Radford et al.
-        2019).
+        "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with </s> in place of <s>; "gpt2":
+        <|endoftext|> between documents (Radford et al. 2019).
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
 
