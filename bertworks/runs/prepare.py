@@ -67,7 +67,7 @@ def read_pairs(files: Sequence[str | Path]) -> list[tuple[str, str]]:
     columns = []
     for path in files:
         with open_lines(as_path(path), str(path)) as reader:
-            columns.append([line.strip() for _, line in reader.lines()])
+            columns.append([line for _, line in reader.lines()])
     if len(files) == 2 and len({*map(len, columns)}) > 1:
         what = f"{files[0]} has {len(columns[0]):,} lines, {files[1]} has {len(columns[1]):,}: expected as many"
         shorter = int(len(columns[1]) < len(columns[0]))

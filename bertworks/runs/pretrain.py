@@ -170,7 +170,9 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     options["overrides"] = names_of(options.get("overrides"))
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
     options["budget"] = budget or (None if has_size else "1h")
-    return Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
+    request = Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
+    _ = files and request.sides  # refuses languages that are not known
+    return request
 
 
 def seconds_of(budget: str) -> float:
