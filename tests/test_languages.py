@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import TIMINGS, documents, metrics, write_recipe
+from tiny import documents, metrics, write_recipe
 
 import bertworks as bw
 from bertworks.batching.batch import collate
@@ -148,10 +148,7 @@ def test_a_run_that_is_resumed_equals_one_that_is_not(run: Path, request_of_run:
     assert list(bw.pretrain(output=tmp_path / "m", **request_of_run))[-1].kind == "done"
     for name in ("model.safetensors", "config.json", "recipe.toml", "plans/de-en/phase-0.npy"):
         assert (tmp_path / "m" / name).read_bytes() == (run / name).read_bytes(), name
-    figures = [
-        [{k: v for k, v in row.items() if k not in TIMINGS} for row in metrics(folder)] for folder in (tmp_path / "m", run)
-    ]
-    assert figures[0] == figures[1]
+    assert metrics(tmp_path / "m") == metrics(run)
 
 
 def test_figures_of_each_language_and_of_translations(run: Path):
@@ -250,3 +247,17 @@ def test_an_estimate_of_each_recipe(name: str, request_of_run: dict[str, Any]):
         vocab_size=1000, num_hidden_layers=1, hidden_size=64, num_attention_heads=4, type_vocab_size=2, lm_head="bias"
     )
     assert cost.parameters == c.num_parameters("lm_head")
+
+
+def test_more_training_of_a_model_on_some_of_its_languages(run: Path, request_of_run: dict[str, Any], tmp_path: Path):
+    given = request_of_run | {"init": str(run), "inputs": request_of_run["inputs"][1:], "languages": ["de"]}
+    given["parallel"] = ()
+    given["overrides"] = ["sampling.parallel_rate=0", "train.phases.0.num_steps=2"]
+    with pytest.raises(UsageError, match="the model has the languages en, de, the text has fr"):
+        list(bw.pretrain(output=tmp_path / "m", **given | {"languages": ["fr"]}))
+    with pytest.raises(UsageError, match="the model has the languages en, de, the text has no names of any"):
+        list(bw.pretrain(output=tmp_path / "m", **given | {"languages": ()}))
+    list(bw.pretrain(output=tmp_path / "m", **given))
+    assert load_model(tmp_path / "m").config == load_model(run).config
+    assert "masked_lm_loss_in_de" in str(metrics(tmp_path / "m"))
+    assert "_in_en" not in str(metrics(tmp_path / "m"))

@@ -154,7 +154,7 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()  # without a pooler
     types = config.type_vocab_size
     what = f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of one type"
-    require(not types or types != family.untyped, what, hint="--set encoder.type_vocab_size=0")
+    require(not types or types != family.untyped, what, hint="use type_vocab_size 0, or 2 and more")
     for name, value in vars(family.default).items():
         if name not in family.settings.values() and getattr(config, name) != value and name not in free:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"

@@ -282,13 +282,11 @@ class ModelFolder:
         return task_from_settings(self.settings, self.within / "config.json")
 
     def require_language(self) -> None:
-        """Raises UsageError for a model of several languages, none of which is chosen: texts would be read as the
-        first."""
+        """Raises UsageError for a model of several languages, none of which is chosen."""
         if self.config.languages and not self.config.language:
             names, folder = self.config.languages, str(self.folder)
             what = f"the model has the languages {', '.join(names)}: which one are the texts in?"
-            output = quoted(f"{folder}-{names[0]}")
-            hint = f"bertworks convert {quoted(folder)} -o {output} --language {names[0]}, and name that one"
+            hint = f"bertworks convert {quoted(folder)} -o {quoted(f'{folder}-{names[0]}')} --language {names[0]}, and name that one"
             raise UsageError(what, where=folder, hint=hint)
 
     def load(self, *, needs: Collection[str] = ()) -> Model:
@@ -306,11 +304,7 @@ class ModelFolder:
 
 
 def with_language(config: EncoderConfig, language: str) -> EncoderConfig:
-    """The network for texts in a language.
-
-    Raises:
-        UsageError: it does not have it.
-    """
+    """The network for texts in a language. UsageError: it does not have it."""
     if language not in config.languages:
         raise UsageError(
             f"the model has no language {language!r}", hint=f"it has {', '.join(config.languages) or 'none'}"

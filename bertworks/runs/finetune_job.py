@@ -32,6 +32,7 @@ from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.inference.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import ReadOptions, StoredRows
+from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
@@ -167,6 +168,13 @@ def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe
     return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
 
 
+def _check_family(c: EncoderConfig, task: TaskType) -> None:
+    """Raises UsageError for a model whose files have no place for the head of a task."""
+    if task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
+        what = f"a {c.direction.replace('_', ' ')} model of the family {c.family} cannot be fine-tuned for {task}"
+        raise UsageError(what, hint="choose another model, such as minilm")
+
+
 class FinetuneJob:
     """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
@@ -208,9 +216,7 @@ class FinetuneJob:
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
-        if d.task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
-            what = f"a {c.direction.replace('_', ' ')} model of the family {c.family} cannot be fine-tuned for {d.task}"
-            raise UsageError(what, hint="choose another model, such as minilm")
+        _check_family(c, d.task)
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]

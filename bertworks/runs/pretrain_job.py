@@ -261,7 +261,7 @@ class PretrainJob:
         return batches
 
     def text_of(self, step: int) -> int:
-        """The number of the text of a step: that of translations in every so many steps, else a random one."""
+        """The number of the text of a step: translations are evenly spread, of the others it is random."""
         rate = self.recipe.sampling.parallel_rate
         if int((step + 1) * rate) > int(step * rate):
             return len(self.texts) - 1
