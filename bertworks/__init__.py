@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     )
     from bertworks.evaluation.glue import evaluate_glue as evaluate_glue
     from bertworks.evaluation.probe import evaluate_probe as evaluate_probe
-    from bertworks.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+    from bertworks.evaluation.retrieval import (
+        evaluate_pairs as evaluate_pairs,
+        evaluate_retrieval as evaluate_retrieval,
+    )
     from bertworks.inference.embed import Embedder as Embedder, embed as embed, embed_file as embed_file
     from bertworks.inference.explain import explain as explain
     from bertworks.inference.generation import generate as generate

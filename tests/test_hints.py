@@ -75,6 +75,13 @@ NOT_TYPED = {  # why a template is not tested here
     "hf auth login (or set HF_TOKEN), with a token with write access": NETWORK,
     "hf auth login with a token with write access": NETWORK,
     "leave --precision out: GPUs use bf16": GPU,
+    "bertworks convert {} -o {} --language {}, and name that one": "test_languages: the language of texts",
+    "bertworks convert {} -o {} --language {}": "test_languages: the language of texts",
+    "give --language once per input, such as en, in their order": "test_languages: every run of it",
+    "give --language for each input, one that the model has": "test_languages: more training",
+    "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without": "test_languages: an estimate of each recipe",
+    "--recipe xlm-mlm": "test_languages: an estimate of each recipe",
+    "--set sampling.format=stream": "test_languages: every run of it has this format",
     "--budget {}s is the shortest; and --overwrite": "only a machine that is too slow says so; test_pretrain has one",
     "run the same command again: it resumes after the finished parts; fewer --workers need less memory":
         "test_shards: a killed worker, and the command again",

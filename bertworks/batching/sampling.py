@@ -25,7 +25,7 @@ from bertworks.text.tokenizer import Template
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
-Format = Literal["next_sentence", "sentence_order", "full_sentences", "stream", "one_segment"]
+Format = Literal["next_sentence", "sentence_order", "full_sentences", "stream", "one_segment", "parallel"]
 SINGLE_RATE = 0.1  # of sequences of one segment, in the format of this name
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
@@ -43,11 +43,17 @@ class SamplingConfig(Settings):
     short_rate: fraction of the documents, or with "one_segment" of the sequences, that are cut to a random shorter
     length (`short_seq_prob`).
     copies: how often the corpus is cut, with other random numbers each time (`dupe_factor`).
+    language_power: with several languages, each step has the text of one, which is drawn with a probability in
+        proportion to its tokens to this power (Conneau and Lample 2019, section 3.1).
+    parallel_rate: fraction of the steps, evenly spread, with pairs of translations ("parallel": both sides between end
+        marks, positions of the second from 0; section 3.3). Pairs longer than a sequence are left out.
     """
 
     format: Format = "next_sentence"
     short_rate: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.1
     copies: Positive = 1
+    language_power: Annotated[float, Range("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 1.0
+    parallel_rate: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
 
 
 class Target(NamedTuple):
@@ -372,12 +378,38 @@ class OneSegment(Sampler):
         return add_special_tokens(segments[: 1 + (b < b_end)], self.template)
 
 
+class Parallel(Sampler):
+    """Two sides of a document, each with the template around it; the number of the side is the token type. A plan row
+    is three numbers: the first token of each side, and the end of the second."""
+
+    targets = ()
+    segments = 2
+    columns = 3
+    needs = "raise sequence_length, or give shorter pairs"
+
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+        special = 2 * self.template.num_special()
+        for d in documents.tolist():
+            first, second, end = self.store.sentences[self.store.documents[d] :][:3].tolist()
+            if end - first + special <= self.max_length:
+                yield first, second, end
+
+    def __getitem__(self, i: int) -> TokenSequence:
+        sides = [
+            add_special_tokens([self.store.tokens[a:b]], self.template) for a, b in pairwise(self.plan[i].tolist())
+        ]
+        types = np.repeat([0, 1], [len(side.input_ids) for side in sides])
+        ids, special = (np.concatenate([side[n] for side in sides]) for n in (0, 2))
+        return TokenSequence(ids, types, special, {})
+
+
 FORMATS: Mapping[Format, type[Sampler]] = {
     "next_sentence": NextSentencePairs,
     "sentence_order": SentenceOrderPairs,
     "full_sentences": FullSentences,
     "stream": Stream,
     "one_segment": OneSegment,
+    "parallel": Parallel,
 }
 
 

@@ -152,8 +152,12 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
+    free = {"pooler"} if config.pooler == "last" and config.direction == "left_to_right" else set()  # without a pooler
+    types = config.type_vocab_size
+    what = f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of one type"
+    require(not types or types != family.untyped, what, hint="use type_vocab_size 0, or 2 and more")
     for name, value in vars(family.default_of(family.is_decoder(config))).items():
-        if name not in family.settings.values() and getattr(config, name) != value:
+        if name not in family.settings.values() and getattr(config, name) != value and name not in free:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
             setting = f"--set encoder.{name}={json.dumps(value)}"
             raise BertworksError(what, hint=f"leave {name} out of the recipe" if value is None else setting)
@@ -161,6 +165,8 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         what = f"encoder.embedding_size and encoder.hidden_size are both {config.hidden_size}: files of {config.family}"
         hint = f"--set encoder.embedding_size={config.hidden_size // 2 or 1}"
         raise BertworksError(f"{what} have a projection between them, which the network then lacks", hint=hint)
+    if config.family == "xlm" and config.direction == "right_to_left":
+        raise BertworksError("files of xlm cannot hold a network that reads from right to left")
     if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
         what = f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it"
         hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
@@ -194,7 +200,12 @@ def config_to_huggingface(
         "embedding_size": config.embedding_width,
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
         "hidden_act": activations[config.hidden_act],
+        "type_vocab_size": config.type_vocab_size or family.untyped,
+        "languages": {name: number for number, name in enumerate(config.languages)},
     }
+    for key, meanings in family.flags.items():
+        name = family.settings[key]
+        values[name] = next(json.loads(theirs) for theirs, ours in meanings.items() if ours == values[name])
     given = vars(family.default) | {name: value for name, value in values.items() if value is not None}
     settings = {
         "model_type": config.family,
@@ -227,6 +238,9 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     for name, value in family.required.items():
         what = f"{name} is {settings.get(name)!r:.60}: only {value!r} is supported for {family.default.family}"
         require(settings.get(name, value) == value, what, where)
+    for name in family.required_null:
+        what = f"{name} is {settings.get(name)!r:.60}: only null is supported for {family.default.family}"
+        require(settings.get(name) is None, what, where)
     decoder = settings.get("is_decoder", False)
     what = f"is_decoder is {decoder!r:.60}: expected true or false"
     require(not family.decoder or type(decoder) is bool, what, where, _CORRECT)
@@ -236,6 +250,14 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         value = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
         values[ours] = value
     values["max_position_embeddings"] -= family.unused_positions
+    values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
+    if values["direction"] == "left_to_right" and values["pooler"] == "first":
+        classes = {*family.tasks.values()} & {*map(str, settings.get("architectures") or [])}
+        what = f"{', '.join(classes)} reads from left to right, and pools the first token, which has read nothing"
+        require(not classes, what, where)
+        values["pooler"] = "last"
+    if "lang2id" in family.settings and values["type_vocab_size"] and not values["languages"]:
+        values["languages"] = tuple(map(str, range(values["type_vocab_size"])))
     width = values["hidden_size"]
     what = f"embedding_size and hidden_size are both {width}: a projection between equal widths is not supported"
     require(not family.always_projects or values["embedding_size"] not in (0, width), what, where)
@@ -280,7 +302,16 @@ def _value(value: Any, theirs: str, ours: str, family: Family, where: str | None
     default, names = getattr(family.default, ours), family.activations
     if value is None and ours == "intermediate_size":
         return 0
-    if isinstance(default, str):
+    if ours == "languages":
+        given = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
+        what = f"{theirs} is {value!r:.60}: expected a number from 0 for each name"
+        require(given.keys() == {*range(len(given))}, what, where, _CORRECT)
+        return tuple(given[number] for number in range(len(given)))
+    if theirs in family.flags:
+        value, names = json.dumps(value), family.flags[theirs]
+    if ours == "language":
+        expected, is_valid, names = "the name of a language", isinstance(value, str), {value: value}
+    elif isinstance(default, str):
         expected, is_valid = f"one of {', '.join(names)}", isinstance(value, str) and value in names
     elif isinstance(default, float):
         expected, is_valid = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
@@ -313,6 +344,8 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     entries = []
     for ours, (axes, *theirs) in ((ours, row) for ours, row in rows.items() if row):
         if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
+            continue
+        if ours.startswith("encoder.embeddings.token_type") and not config.type_vocab_size:
             continue
         shape = tuple(sizes[axis] for axis in axes.split())
         if ours == "span.*" and "recurrent" in component_names(names):

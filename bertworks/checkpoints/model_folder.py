@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -293,6 +293,14 @@ class ModelFolder:
             return read_task_json(self.within / TASK_FILE)
         return task_from_settings(self.settings, self.within / "config.json")
 
+    def require_language(self) -> None:
+        """Raises UsageError for a model of several languages, none of which is chosen."""
+        if self.config.languages and not self.config.language:
+            names, folder = self.config.languages, str(self.folder)
+            what = f"the model has the languages {', '.join(names)}: which one are the texts in?"
+            hint = f"bertworks convert {quoted(folder)} -o {quoted(f'{folder}-{names[0]}')} --language {names[0]}, and name that one"
+            raise UsageError(what, where=folder, hint=hint)
+
     def load(self, *, needs: Collection[str] = ()) -> Model:
         """The whole model in memory. See `load_model`."""
         state = load_state(self.within, self.config)
@@ -305,6 +313,15 @@ class ModelFolder:
             hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
             what = "the weights are in a subfolder, as in old models of sentence-transformers"
             raise UsageError(what, where=str(self.folder), hint=hint)
+
+
+def with_language(config: EncoderConfig, language: str) -> EncoderConfig:
+    """The network for texts in a language. UsageError: it does not have it."""
+    if language not in config.languages:
+        raise UsageError(
+            f"the model has no language {language!r}", hint=f"it has {', '.join(config.languages) or 'none'}"
+        )
+    return replace(config, language=language)
 
 
 def save_model(
@@ -346,7 +363,7 @@ def save_settings(folder: Path, config: EncoderConfig, tokenizer: Tokenizer, hea
         config, architectures=head["architectures"], pad_token_id=tokenizer.pad_id
     )
     write_text(folder / "config.json", json.dumps(settings | dict(head), indent=2) + "\n")
-    tokenizer.save(folder, has_types=config.type_vocab_size > 1)
+    tokenizer.save(folder, has_types=config.type_vocab_size > 1 and not config.languages)
 
 
 def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:

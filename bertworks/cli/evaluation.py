@@ -223,6 +223,31 @@ def retrieval(
     return _with_text(last.fields, ("dense", "bm25", "hybrid", "reranked"))
 
 
+def pairs(
+    model: str,
+    files: list[str],
+    /,
+    *,
+    language: console.Repeatable = None,
+    device: console.Device = "auto",
+) -> console.Result:
+    """Translations by nearest vector: the fraction whose nearest sentence on the other side is the translation.
+
+    Args:
+        files: A table of two columns, separated by tabs, or two files of as many lines.
+        language: Languages of the two sides, for a model with several. Repeatable.
+
+    Examples:
+        bertworks evaluate pairs MODEL test.en test.de --language en --language de
+        bertworks evaluate pairs minilm pairs.tsv
+    """
+    result = bw.evaluate_pairs(model, files, languages=language or (), device=device)
+    lines = [f"{result['pairs']:,} pairs"]
+    for name, (low, high) in result["intervals"].items():
+        lines.append(f"{name:8}  P@1 {result[name]:.1%} ({low:.1%} to {high:.1%})")
+    return result, "\n".join(lines)
+
+
 def probe(
     model: str,
     treebank: Path,

@@ -112,17 +112,18 @@ def import_(
     return bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options)
 
 
-def convert(model: str, /, *, output: console.Output) -> Iterable[Event]:
+def convert(model: str, /, *, output: console.Output, language: str = "") -> Iterable[Event]:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
     Args:
         model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
+        language: Language of all texts that the new folder will read, of a model with several, as en.
 
     Examples:
         bertworks convert OLD-MODEL -o MODEL
         bertworks convert bert-base-cased -o MODEL
     """
-    return bw.convert(model, output)
+    return bw.convert(model, output, language=language)
 
 
 def push(

@@ -26,7 +26,7 @@ def vocab(
     size: Annotated[int, console.at_least(10)] = 30000,
     algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
-    special_tokens: Literal["bert", "roberta", "gpt2"] = "bert",
+    special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
     workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
@@ -38,8 +38,8 @@ def vocab(
         size: Number of tokens, special tokens included.
         algorithm: bpe is byte-level; unigram needs sentencepiece.
         lowercase: Lowercase the text.
-        special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s> and </s>; gpt2:
-            <|endoftext|>.
+        special_tokens: bert: [CLS] and [SEP]. For byte-level BPE of the text as it is: roberta: <s> and </s>; xlm:
+            </s> on both sides; gpt2: <|endoftext|>.
         max_memory: Memory for counting words: 512m, 1g.
 
     Examples:
@@ -91,6 +91,8 @@ def pretrain(
     tokenizer: str | None = None,
     init: str | None = None,
     extend_vocabulary: int | None = None,
+    language: console.Repeatable = None,
+    parallel: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
     learning_rate: float | None = None,
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
@@ -112,6 +114,8 @@ def pretrain(
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the hub.
         extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
+        language: Language of an input, as en; give one per input. Repeatable.
+        parallel: Translations: a table of two columns, or two files of as many lines, as pairs.en pairs.de.
         learning_rate: The highest learning rate. Unset: the recipe's.
         precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
         seed: Seed of the weights, the order of the text and the masks.
@@ -120,12 +124,13 @@ def pretrain(
     Examples:
         bertworks pretrain corpus.txt -o MODEL --budget 30m
         bertworks pretrain SHARDS -o MODEL --recipe bert-base --estimate
+        bertworks pretrain en.txt de.txt --language en --language de -o MODEL --recipe xlm-mlm
     """
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
-        "init": init, "extend_vocabulary": extend_vocabulary, "device": device, "seed": seed,
-        "precision": None if precision == "auto" else precision, **vars(raw),
+        "init": init, "extend_vocabulary": extend_vocabulary, "languages": language or (), "parallel": parallel or (),
+        "device": device, "seed": seed, "precision": None if precision == "auto" else precision, **vars(raw),
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)

@@ -22,7 +22,7 @@ from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
 from bertworks.batching.sampling import FORMATS, Format
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import TaskConfig, check_components, load_model
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_components
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
@@ -177,7 +177,8 @@ def evaluate_mlm(
         BertworksError: no such model, no text.
     """
     path = resolve_model(model)
-    config, state, tokenizer = load_model(path, needs={"encoder"})
+    (source := ModelFolder(path)).require_language()
+    config, state, tokenizer = source.load(needs={"encoder"})
     detects = "replaced_token" in component_names(state)
     if not detects:
         check_components(component_names(state), {"lm_head"}, path)

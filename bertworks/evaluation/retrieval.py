@@ -2,6 +2,7 @@
 
 - `read_collection`: a folder in the layout of TREC or BEIR -> documents, queries, relevance judgments
 - `evaluate_retrieval`: nDCG, average precision and recall of each ranking
+- `evaluate_pairs`: translations found by nearest vectors
 """
 
 import re
@@ -12,16 +13,24 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from bertworks.batching.batch import Batch
+from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
-from bertworks.errors import BertworksError, as_path
+from bertworks.errors import BertworksError, UsageError, as_path
 from bertworks.events import Event
+from bertworks.inference.embed import normalized
+from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import ReadOptions, as_text
 from bertworks.io.text_files import IssueCounter, open_lines
-from bertworks.models.encoder import Pooling
+from bertworks.metrics.intervals import wilson_interval
+from bertworks.models.encoder import Encoder, Pooling
 from bertworks.retrieval.index import DOCUMENT_PROMPTS, RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
+from bertworks.runs.prepare import read_pairs
 
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
@@ -188,6 +197,51 @@ def evaluate_retrieval(
             figures["reranked"] = _figures(collection, names, scores)
     text = f"{len(queries):,} queries, {len(names):,} documents"
     yield Event("done", text, {"queries": len(queries), "documents": len(names), **figures})
+
+
+def evaluate_pairs(
+    model: str | Path, files: Sequence[str | Path], *, languages: Sequence[str] = (), device: str = "auto"
+) -> dict[str, Any]:
+    """How often the nearest sentence among all on the other side is the translation (P@1), in both directions, by the
+    cosine of vectors: the mean over tokens and layers. Without a trained vector space; chance is 1 / pairs.
+
+    Args:
+        files: translations, see `read_pairs`: a table of two columns, or two files.
+        languages: of the two sides, for a model with several.
+
+    Raises:
+        UsageError: the model has several languages, and no two are given.
+        BertworksError: the files cannot be used.
+
+    Returns:
+        pairs, forward and backward (fractions), intervals (95 %, Wilson), correct (for each pair, both directions).
+    """
+    pairs, names = read_pairs(files), [*languages]
+    if len(names) not in (0, 2):
+        raise UsageError(f"{len(names)} languages: expected those of the two sides, or none")
+    sides = []
+    for texts, name in zip(zip(*pairs, strict=True), names or ["", ""], strict=True):
+        source = LazyModel(model, device, name)
+        encoder, longest = source.network(Encoder, "encoder", prefix="encoder."), source.config.max_position_embeddings
+
+        def compute(batch: Batch, encoder: Encoder = encoder) -> Tensor:
+            states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[1:]
+            return batch.layout.mean(torch.stack(states, 1)).mean(1)
+
+        encoded = source.tokenizer.encode_each(list(texts), max_length=longest)
+        units = [[Example(np.array(one.ids), np.array(one.type_ids), {})] for one in encoded]
+        sides.append(normalized(np.concatenate(compute_each(encoder, compute, units, (source.config.hidden_size,)))))
+    first, second = sides
+    numbers, blocks = np.arange(len(pairs)), range(0, len(pairs), 1024)
+    directions = {"forward": (first, second), "backward": (second, first)}
+    correct = {
+        name: np.concatenate([(a[n : n + 1024] @ b.T).argmax(1) for n in blocks]) == numbers
+        for name, (a, b) in directions.items()
+    }
+    figures = {name: float(hits.mean()) for name, hits in correct.items()}
+    intervals = {name: wilson_interval(float(hits.sum()), len(hits)) for name, hits in correct.items()}
+    shown = {name: hits.tolist() for name, hits in correct.items()}
+    return {"pairs": len(pairs), **figures, "intervals": intervals, "correct": shown}
 
 
 def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:

@@ -20,7 +20,14 @@ from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_seque
 from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state, weights_sha256
+from bertworks.checkpoints.model_folder import (
+    EXPORTED,
+    ModelFolder,
+    check_components,
+    load_state,
+    weights_sha256,
+    with_language,
+)
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import BertworksError, UsageError, as_path, optional_import
 from bertworks.inference.decoding import Logits
@@ -154,18 +161,23 @@ class LazyModel(ModelFolder):
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
+        language: of the texts, for a model with several; "": that in its config.json.
 
     Attributes:
         name: for messages.
 
     Raises:
         BertworksError: no such model, or files that are damaged or of another kind of model.
+        UsageError: the model has several languages, and none is chosen; or not this one.
     """
 
-    def __init__(self, model: str | Path, device: str = "auto"):
+    def __init__(self, model: str | Path, device: str = "auto", language: str = ""):
         name = as_path(model, "model").name or str(model)  # which may be no UTF-8
         self.name, self.device = name.encode("utf-8", "backslashreplace").decode(), device
         super().__init__(resolve_model(model))
+        if language:
+            self.config = with_language(self.config, language)
+        self.require_language()
         _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
         self._sessions: dict[Any, OnnxModel] = {}
 

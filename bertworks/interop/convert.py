@@ -5,7 +5,7 @@ The values of the weights stay. Names, files and tokenizer become those of today
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,19 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_card import fill_template
-from bertworks.checkpoints.model_folder import TASK_FILE, Model, ModelFolder, TaskConfig, save_model, task_settings
+from bertworks.checkpoints.model_folder import (
+    TASK_FILE,
+    Model,
+    ModelFolder,
+    TaskConfig,
+    save_model,
+    task_settings,
+    with_language,
+)
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, as_path, require, some_names
+from bertworks.errors import BertworksError, UsageError, as_path, require, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import copy_files
@@ -45,7 +53,7 @@ class _Source:
     sentence: SentenceTransformerSettings | None = None
 
 
-def convert(source: str | Path, output: str | Path) -> Iterator[Event]:
+def convert(source: str | Path, output: str | Path, *, language: str = "") -> Iterator[Event]:
     """Write a model as a clean folder: config.json, model.safetensors (float32), tokenizer files, README.md.
 
     The same source gives the same bytes (except the name in a new model card). A converted folder converts to itself.
@@ -54,6 +62,7 @@ def convert(source: str | Path, output: str | Path) -> Iterator[Event]:
     Args:
         source: a model folder, a name as for `fill`, or a TensorFlow checkpoint: bert_model.ckpt, or its folder.
         output: a folder that does not exist, or is empty.
+        language: of all texts that the new folder will read, of a model with several.
 
     Raises:
         BertworksError: the source cannot be read, is not a BERT, or has unknown content.
@@ -62,11 +71,17 @@ def convert(source: str | Path, output: str | Path) -> Iterator[Event]:
     # A folder with a config.json is a model folder, whatever else it holds.
     is_folder = is_model_name(source) or (as_path(source, "model") / "config.json").exists()
     if not is_folder and find_checkpoint(Path(source)) is not None:
+        if language:
+            raise UsageError("checkpoints of Google's have no languages", where=str(source))
         yield from import_checkpoint(source, output)
         return
     refuse_not_empty(as_path(output))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
-    yield from _write(name, Path(output), _read_folder(resolve_model(source)))
+    content = _read_folder(resolve_model(source))
+    if language:
+        model = content.model._replace(config=with_language(content.model.config, language))
+        content = replace(content, model=model)
+    yield from _write(name, Path(output), content)
 
 
 def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any) -> Iterator[Event]:

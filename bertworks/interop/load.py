@@ -45,8 +45,10 @@ class LoadedModel:
         predictor: `predictor()` is the fine-tuned model as a `Predictor`, with `score` and `predict_proba`.
     """
 
-    def __init__(self, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto"):
-        self._opened = LazyModel(model, device)
+    def __init__(
+        self, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto", language: str = ""
+    ):
+        self._opened = LazyModel(model, device, language)
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self._embedder = cache(partial(Embedder, self._opened, precision=precision))
         self._filler = cache(partial(Filler, self._opened))
@@ -186,7 +188,9 @@ class LoadedModel:
             raise BertworksError(what, where=str(self.folder), hint=instead)
 
 
-def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto") -> LoadedModel:
+def load(
+    model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto", language: str = ""
+) -> LoadedModel:
     """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`, `detect`, `predict`,
     `explain`, `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
 
@@ -195,8 +199,10 @@ def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption 
         device: "auto", "cpu" or "cuda".
         precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`;
             fills and explanations are in fp32, scores and replaced tokens in bf16 if `precision` is bf16.
+        language: of the texts, for a model with several (XLM).
 
     Raises:
+        UsageError: the model has several languages, and none is chosen.
         BertworksError: no such model, or files that are damaged or not of a BERT.
     """
-    return LoadedModel(model, device=device, precision=precision)
+    return LoadedModel(model, device=device, precision=precision, language=language)

@@ -55,9 +55,12 @@ class EncoderConfig:
     initializer_range: standard deviation of the initial matrices and embeddings.
     lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
         tied embeddings alone.
-    pooler: which token stands for a sequence, and the activation of the dense layer over it. "last" has no such layer.
+    pooler: which token stands for a sequence, and the activation of the dense layer over it, which
+        "first" and "last" do not have.
     pooler_dropout: in fine-tuning for whole texts, dropout also before the dense layer of the pooler (RoBERTa).
     family: the name table of its files (checkpoints/families).
+    languages: names of the token types, where these are languages (XLM, Conneau and Lample 2019, section 3).
+    language: the one that all texts are in; "": the token types of a batch are its languages, as in pre-training.
 
     Raises:
         ValueError: a size that is not positive or absurdly large; values that exclude each other.
@@ -86,9 +89,11 @@ class EncoderConfig:
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     lm_head: Literal["transform", "bias", "plain"] = "transform"
-    pooler: Literal["first_tanh", "first_gelu", "first_relu", "last_tanh", "last"] = "first_tanh"
+    pooler: Literal["first_tanh", "first_gelu", "first_relu", "first", "last_tanh", "last"] = "first_tanh"
     pooler_dropout: bool = False
     family: str = "bert"
+    languages: tuple[str, ...] = ()
+    language: str = ""
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -100,6 +105,9 @@ class EncoderConfig:
              "hidden_size {hidden_size} does not divide into {num_attention_heads} attention heads"),
             *((0 <= (getattr(self, name) or 0) < 1, f"{name} is {{{name}}}: expected a number from 0 to below 1")
               for name in ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout")),
+            (not self.languages or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
+             "languages {languages} with type_vocab_size {type_vocab_size}: expected a name for each type"),
+            (self.language in ("", *self.languages), "language is {language!r}: expected one of {languages}"),
             (self.layer_norm_eps > 0, "layer_norm_eps is {layer_norm_eps}: expected a number above 0"),
             (self.num_hidden_layers % self.num_groups == 0,
              "num_hidden_groups {num_hidden_groups} does not divide num_hidden_layers {num_hidden_layers}: use a "
@@ -155,7 +163,7 @@ class EncoderConfig:
         count += (width + 1) * hidden if width != hidden else 0
         count += self.num_groups * (4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner)
         count += 2 * hidden if self.norm_first else 0
-        if "pooler" in heads and self.pooler != "last":
+        if "pooler" in heads and "_" in self.pooler:
             count += hidden * hidden + hidden
         if "lm_head" in heads:
             count += (hidden * width + 3 * width) * (self.lm_head == "transform")

@@ -49,6 +49,7 @@ class Embeddings(nn.Module):
         self.norm = nn.LayerNorm(width, c.layer_norm_eps) if c.embedding_norm else None
         self.projection = Linear(width, c.hidden_size) if width != c.hidden_size else None
         self.scale = c.hidden_size**0.5 if c.embedding_scale else 1.0
+        self.language = c.languages.index(c.language) if c.language else None
         self.max_positions, self.dropout = c.max_position_embeddings, c.hidden_dropout
 
     def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> Tensor:
@@ -84,6 +85,7 @@ class Embeddings(nn.Module):
         kinds = self.token_type.num_embeddings
         # A model that was trained without pairs (RoBERTa) has one type for all tokens.
         types = torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
+        types = types if self.language is None else torch.full_like(positions, self.language)
         # A row of the product table is position + type: one small table, read once, instead of two large sums.
         product = (table[:, None] + self.token_type.weight).flatten(0, 1)
         return product.index_select(0, positions * kinds + types)
@@ -250,7 +252,7 @@ def scale_residual(encoder: "Encoder") -> None:
 
 class Pooler(nn.Module):
     """The vector of a sequence: the state of its first or last token, through a dense layer and an activation (BERT:
-    the first, tanh). The kind "last" has no parameters."""
+    the first, tanh). The kinds "first" and "last" have no parameters."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()

@@ -169,10 +169,11 @@ def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe
     return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
 
 
-def _check_direction(model: str, c: EncoderConfig, task: TaskType, lm_weight: float) -> None:
-    """Raises UsageError for a task or a loss that needs the other direction."""
-    if task not in FAMILIES[c.family].tasks:
-        what = f"{model} reads from left to right: it classifies texts and pairs, but cannot be fine-tuned for {task}"
+def _check_family(model: str, c: EncoderConfig, task: TaskType, lm_weight: float) -> None:
+    """Raises UsageError for a model with no place for the head of a task, or a loss that it does not have."""
+    if task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
+        reads = f"reads {c.direction.replace('_', ' ')}: " if c.direction != "bidirectional" else ""
+        what = f"{model} {reads}is of the family {c.family} and cannot be fine-tuned for {task}"
         raise UsageError(what, hint="--model minilm, or another model that reads in both directions")
     if lm_weight and (c.direction != "left_to_right" or c.lm_head != "plain"):
         what = f"lm_weight is {lm_weight}: only GPT and GPT-2 have this loss, and {model} is another model"
@@ -214,6 +215,7 @@ class FinetuneJob:
         """
         given = recipe = recipe or _recipe_of(request, device)
         folder = source[0] if source else ModelFolder(resolve_model(request.model))
+        folder.require_language()
         self.model = source[1] if source else mark_texts(folder.load(needs={"encoder"}))
         self.model_name, self.source = request.model, (folder, self.model)
         self.data = data or read_data(
@@ -228,7 +230,7 @@ class FinetuneJob:
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
-        _check_direction(request.model, c, d.task, recipe.lm_weight)
+        _check_family(request.model, c, d.task, recipe.lm_weight)
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import UsageError, as_path, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.tables import Data, sources_of
+from bertworks.io.text_files import open_lines
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.shards import Shards, holds_shards, write_shards
@@ -23,6 +24,7 @@ from bertworks.text.wordpiece import NewWord, extend_vocabulary
 
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
+_ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
 
 
@@ -52,6 +54,34 @@ def read_text(
             hint = f"move it: `mv {quoted(path.parent)} FOLDER`"
             raise UsageError(what, where=str(path.parent), hint=hint)
     return reader
+
+
+def read_pairs(files: Sequence[str | Path]) -> list[tuple[str, str]]:
+    """Translations: the two columns of a table, separated by tabs, or the lines of two files.
+
+    Raises:
+        UsageError: no file, or more than two.
+        BertworksError: one has more lines than the other, a line has no text, or not two columns.
+    """
+    if not 0 < len(files) < 3:
+        raise UsageError(f"{len(files)} files of translations: expected a table of two columns, or two files")
+    columns = []
+    for path in files:
+        with open_lines(as_path(path), str(path)) as reader:
+            columns.append([line for _, line in reader.lines()])
+    if len(files) == 2 and len({*map(len, columns)}) > 1:
+        what = f"{files[0]} has {len(columns[0]):,} lines, {files[1]} has {len(columns[1]):,}: expected as many"
+        shorter = int(len(columns[1]) < len(columns[0]))
+        raise BertworksError(what, where=f"{files[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED)
+    rows = [tuple(line.split("\t")) for line in columns[0]] if len(files) == 1 else list(zip(*columns, strict=True))
+    for number, row in enumerate(rows, 1):
+        require(
+            len(row) == 2, f"{len(row)} columns: expected two, separated by a tab", f"{files[0]}:{number}", _ALIGNED
+        )
+        for side, text in enumerate(row):
+            where = f"{files[side % len(files)]}:{number}"
+            require(text.strip(), "no text on one side of a translation", where, _ALIGNED)
+    return [(a.strip(), b.strip()) for a, b in rows]
 
 
 def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:

@@ -5,88 +5,42 @@
 """
 
 import math
-import re
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from bertworks.batching.batch import Batch
 from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import can_hold, check_representable, num_parameters
 from bertworks.checkpoints.model_folder import load_model
-from bertworks.checkpoints.resolve import is_model_name, resolve_model
+from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
-from bertworks.events import Event, duration, forward_events
-from bertworks.io.atomic_write import refuse_nested, sha256, write_text
-from bertworks.io.tables import Data, StoredRows, sources_of
+from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
+from bertworks.events import Event, duration, forward_events, no_notes
+from bertworks.io.atomic_write import refuse_nested, write_text
+from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain_job import PretrainJob, phase_batches
+from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_pairs
+from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import training_processes
-from bertworks.runs.run_folder import absolute, check_same_request, compare_bits, open_run, read_plans, write_plans
+from bertworks.runs.request import Request, make_request, seconds_of, with_languages
+from bertworks.runs.run_folder import check_same_request, compare_bits, open_run, read_plans, write_plans
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader, Documents
-from bertworks.text.shards import Manifest, Shards, holds_shards
+from bertworks.text.shards import Manifest, Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
 from bertworks.training.objectives import heads_of, num_trained
-from bertworks.training.recipe import Recipe, family_recipe, load_recipe, packaged_recipes
+from bertworks.training.recipe import Recipe, family_recipe, load_recipe
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
 COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}  # characters per byte, about
-
-
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `pretrain`. The same request in the same folder resumes a run, another one is refused."""
-
-    inputs: tuple[str | StoredRows, ...]
-    recipe: str | None = None
-    overrides: tuple[str, ...] = ()
-    budget: str | None = None
-    tokenizer: str | None = None
-    init: str | None = None
-    extend_vocabulary: int | None = None
-    precision: str | None = None
-    seed: int | None = None
-    text_column: str | None = None
-    documents: Documents = "auto"
-    encoding: str | None = None
-
-    @property
-    def is_shards(self) -> bool:
-        """Whether the input is a folder of shards, complete or not."""
-        return len(self.inputs) == 1 and holds_shards(Path(self.inputs[0]))
-
-    def shards_folder(self, output: Path) -> Path:
-        """The folder of the token ids, existing or not."""
-        return Path(self.inputs[0]) if self.is_shards else output / "shards"
-
-    def content(self) -> dict[str, Any]:
-        """The request as JSON, with the hashes of its files."""
-        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
-        if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
-            content["recipe_sha256"] = sha256(self.recipe)
-        if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
-            content["shards_sha256"] = Manifest.load(manifest).identity
-        return content
-
-    def reader(self) -> CorpusReader:
-        """The reader of the raw text. Standard input is copied to a temporary file, once.
-
-        Raises:
-            BertworksError: an input cannot be read.
-        """
-        return read_text(self.inputs, self.text_column, self.documents, self.encoding)
 
 
 def estimate_tokens(reader: CorpusReader) -> int:
@@ -95,47 +49,6 @@ def estimate_tokens(reader: CorpusReader) -> int:
     return int(size / CHARACTERS_PER_TOKEN)
 
 
-def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request:
-    """The request with absolute paths.
-
-    Args:
-        options: the other fields of `Request`.
-
-    Raises:
-        UsageError: contradictory options, or an invalid budget.
-    """
-    if not (sources := sources_of(inputs)):
-        raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
-    recipe, budget, tokenizer, init = (options.get(name) for name in ("recipe", "budget", "tokenizer", "init"))
-    if tokenizer and init:
-        raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
-    if (number := options.get("extend_vocabulary")) is not None and (number < 1 or not init):
-        what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
-        raise UsageError(what, hint="give a model and a number: --init MODEL --extend-vocabulary 1000")
-    if budget:
-        seconds_of(budget)
-    paths = {"tokenizer": tokenizer}
-    paths["recipe"] = recipe if recipe and recipe.endswith(".toml") else None
-    paths["init"] = init if init and not is_model_name(init) else None
-    options |= {name: absolute(path) for name, path in paths.items() if path}
-    options["overrides"] = names_of(options.get("overrides"))
-    has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
-    options["budget"] = budget or (None if has_size else "1h")
-    return Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
-
-
-def seconds_of(budget: str) -> float:
-    """90s, 30m, 2h, 1d, 1h30m -> seconds."""
-    words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
-    parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
-    total = sum(float(number) * UNITS[unit] for number, unit in parts)
-    if not SHORTEST <= total < 1e9:
-        hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
-        raise UsageError(f"{budget!r} is not a budget", hint=hint)
-    return total
-
-
-SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
 RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
 # With fewer steps a new model learns little but how frequent words are, by its initialization (docs/experiments,
 # 2026-11-21: initial attention to neighbouring tokens).
@@ -183,8 +96,8 @@ def pretrain(
     overrides: str | Iterable[str] = (), budget: str | None = None, tokenizer: str | None = None,
     init: str | None = None, extend_vocabulary: int | None = None, precision: str | None = None,
     seed: int | None = None, text_column: str | None = None, documents: Documents = "auto",
-    encoding: str | None = None, device: str = "auto", overwrite: bool = False, workers: int | None = None,
-    verify: bool = False,
+    encoding: str | None = None, languages: str | Iterable[str] = (), parallel: str | Iterable[str] = (),
+    device: str = "auto", overwrite: bool = False, workers: int | None = None, verify: bool = False,
 ) -> Iterator[Event]:  # fmt: skip
     """Pre-train a network and yield the events of the run; `output` becomes a model folder. The same arguments in the
     same folder resume a run.
@@ -202,6 +115,9 @@ def pretrain(
             `text.wordpiece.extend_vocabulary`. The embedding of each begins as the mean of those of its pieces.
         precision, seed: None: those of the recipe.
         text_column, documents, encoding: of raw text, see `CorpusReader`.
+        languages: of the inputs, one for each: XLM, whose token types are languages.
+        parallel: translations, for a recipe with `sampling.parallel_rate`: a table of two columns, or two files of as
+            many lines. Their languages are in the names of the files, or are the only two.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
 
     Raises:
@@ -227,8 +143,8 @@ def pretrain(
         processes.meet()
         resolved = load_recipe(str(output / "recipe.toml"))
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
-        shards = shards if processes.first else Shards.open(request.shards_folder(output))
-        job = PretrainJob(resolved, shards, request.init, request.extend_vocabulary or 0)
+        shards = shards if processes.first else Shards.open(request.shards_folder(output, request.languages[:1]))
+        job = request.job(resolved, shards, output)
         if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
@@ -245,6 +161,8 @@ def _next_command(job: PretrainJob, output: Path) -> str:
         return f'bertworks generate {quoted(output)} "This is the"'
     if "replaced_token" in job.recipe.weights:
         return f'bertworks explain {quoted(output)} "The chef ate the idea."'
+    if names := job.recipe.encoder.languages:
+        return f"bertworks convert {quoted(output)} -o {quoted(f'{output}-{names[0]}')} --language {names[0]}"
     return f'bertworks fill {quoted(output)} "This is the {job.tokenizer.special_tokens["mask_token"]}."'
 
 
@@ -301,7 +219,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         tokenizer = own
     vocab_size = tokenizer.vocab_size + extra if tokenizer else 0
     config = model and replace(model.config, vocab_size=max(model.config.vocab_size, vocab_size))
-    recipe = _recipe(request, device, tokens, config)
+    recipe = with_languages(_recipe(request, device, tokens, config), request)
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
@@ -362,8 +280,14 @@ def _prepare_text(
             yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
         if draft:
             yield Event("stage", "writing shards", {"stage": "shards"})
-        yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
-    shards = (not verify and draft and draft.shards) or Shards.open(request.shards_folder(output), verify=verify)
+        for names, part in request.parts().items():
+            made = request.shards_folder(output, names)
+            yield from _notes(make_shards(part, made, Tokenizer.load(folder), workers=workers))
+            pairs = Manifest.load(made / "manifest.json").documents
+            what = f"{made}: {pairs:,} sides of translations have tokens: expected two for each"
+            require(len(names) < 2 or pairs == 2 * len(read_pairs(request.parallel)), what, hint="leave out such pairs")
+    usual = request.shards_folder(output, request.languages[:1])
+    shards = (not verify and draft and draft.shards) or Shards.open(usual, verify=verify)
     yield from (Event("note", text) for text in shards.notes)
     return shards
 
@@ -375,13 +299,13 @@ def _fill_budget(
     is recorded in the folder."""
     if not request.budget:
         return recipe
-    job = PretrainJob(recipe, shards, request.init, request.extend_vocabulary or 0)
     budget, measuring = seconds_of(request.budget), time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))
 
-    others: dict[str, Any] = {"tokenizer": job.tokenizer, "plans": output / "plans", "rank": 0, "world_size": 1}
-    make_batches = partial(phase_batches, job.store, job.documents, **others)
+    def make_batches(timed: Recipe) -> Callable[[int], list[Batch]]:
+        return request.job(timed, shards, output).batches(output / "plans", 0, 1, no_notes)
+
     measured = measure_steps(recipe, device, seconds, make_batches)
     now, available = time.perf_counter(), budget * (1 - RESERVE)
     needed = math.ceil((now - begin + max(5, *measured.step_seconds)) / (1 - RESERVE))

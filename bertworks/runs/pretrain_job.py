@@ -1,6 +1,7 @@
 """The job of a pre-training: its batches, its network, its evaluation.
 
 - `split_documents`, `phase_batches`, `held_out_batches`: shards and a recipe -> the batches of steps and evaluations
+- `Text`: the shards of a language, or of pairs of translations
 - `PretrainJob`: what a `TrainingRun` trains
 """
 
@@ -9,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
@@ -50,6 +51,33 @@ HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
+
+
+class Text(NamedTuple):
+    """A part of the text, with shards of its own. languages: one; two, for pairs of translations, whose documents are
+    the sides in turn; none, of a model without a table of languages."""
+
+    languages: tuple[str, ...]
+    shards: Shards
+
+    @property
+    def store(self) -> TokenStore:
+        """Its documents; a pair is one of two sentences."""
+        s = self.shards
+        if len(self.languages) < 2:
+            return split_long_documents(s)
+        return TokenStore(s.tokens, s.sentences[s.documents], np.arange(0, len(s.documents), 2))
+
+
+def in_languages(batch: Batch, numbers: Sequence[int]) -> Batch:
+    """The batch with languages as token types, by the types that it has. With two of them, the positions of the second
+    part of each sequence begin at 0 (Conneau and Lample 2019, section 3.3)."""
+    layout, types = batch.layout, batch.token_type_ids
+    assert types is not None
+    if len(numbers) > 1:
+        first = torch.zeros_like(layout.first, dtype=torch.int64).index_add(0, layout.sequence_ids, 1 - types)
+        layout = replace(layout, position_ids=layout.places - types * first[layout.sequence_ids])
+    return replace(batch, layout=layout, token_type_ids=torch.tensor(numbers)[types])
 
 
 def split_long_documents(store: TokenStore) -> TokenStore:
@@ -171,8 +199,12 @@ class PretrainJob:
     schedule: Schedule | None = None  # with a budget
     describe, report = staticmethod(describe), staticmethod(write_report)
 
-    def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None, new_words: int = 0):
-        """init: the model to continue from. new_words: by which its vocabulary is extended."""
+    def __init__(
+        self, recipe: Recipe, shards: Shards, init: str | None = None, *, new_words: int = 0,
+        texts: Sequence[Text] = (),
+    ):  # fmt: skip
+        """init: the model to continue from. new_words: by which its vocabulary is extended. texts: the parts of a text
+        in several languages; (): the shards are all of it."""
         self.recipe, self.shards, self.init = recipe, shards, init
         self.tokenizer = shards.tokenizer()
         self._old = without_last(self.tokenizer, new_words) if new_words else self.tokenizer
@@ -183,8 +215,13 @@ class PretrainJob:
         self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
         self._main_objective: str = next(iter(recipe.weights))
-        self.store = split_long_documents(shards)
-        self.documents, self.held_out = split_documents(self.store, recipe.seed)
+        self.texts = texts or [Text((), shards)]
+        self.parts = [(store := text.store, *split_documents(store, recipe.seed)) for text in self.texts]
+        self.store, self.documents, self.held_out = self.parts[0]
+        self._monolingual = [n for n, text in enumerate(self.texts) if len(text.languages) < 2]
+        sizes = [float(self.texts[n].shards.manifest.tokens) for n in self._monolingual]
+        weights = np.array(sizes) ** recipe.sampling.language_power
+        self.fractions = weights / weights.sum()
 
     def follow(self, steps: Sequence[int]) -> None:
         """Changes the number of steps of each phase."""
@@ -220,8 +257,31 @@ class PretrainJob:
         return model, notes
 
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
-        corpus = self.store, self.documents, self.recipe, self.tokenizer
-        return phase_batches(*corpus, plans, rank, size, note, lambda step: self.recipe.train.locate(step))
+        of_text = []
+        for text, (store, documents, _) in zip(self.texts, self.parts, strict=True):
+            recipe, folder = self.recipe, plans / "-".join(text.languages)
+            if len(text.languages) > 1:
+                recipe = replace(recipe, sampling=replace(recipe.sampling, format="parallel"))
+            corpus = store, documents, recipe, self.tokenizer
+            of_text.append(phase_batches(*corpus, folder, rank, size, note, lambda n: self.recipe.train.locate(n)))
+
+        def batches(step: int) -> list[Batch]:
+            number = self.text_of(step)
+            return [self._in_languages(batch, number) for batch in of_text[number](step)]
+
+        return batches
+
+    def text_of(self, step: int) -> int:
+        """The number of the text of a step: translations are evenly spread, of the others it is random."""
+        rate = self.recipe.sampling.parallel_rate
+        if int((step + 1) * rate) > int(step * rate):
+            return len(self.texts) - 1
+        draw = keyed_rng("language", self.seed, step).random()
+        return self._monolingual[min(int((draw >= self.fractions.cumsum()).sum()), len(self._monolingual) - 1)]
+
+    def _in_languages(self, batch: Batch, number: int) -> Batch:
+        names = self.texts[number].languages
+        return in_languages(batch, [self.recipe.encoder.languages.index(name) for name in names]) if names else batch
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         usual, *longer = self._held_out_batches.items()
@@ -229,6 +289,9 @@ class PretrainJob:
         for length, batches in longer:
             means = {self._main_objective: evaluate(network, batches, self.precision)[self._main_objective]}
             result |= {f"{name}_at_{length}": value for name, value in training_figures(means).items()}
+        for part, batches in self._held_out_of_texts.items():
+            figures_of = training_figures(evaluate(network, batches, self.precision))
+            result |= {f"{name}_in_{part}": value for name, value in figures_of.items()}
         return result | (self._bits(network) if self.init is not None and self._bits_batches[0].characters else {})
 
     def _bits(self, network: TrainableModel) -> dict[str, float]:
@@ -254,10 +317,12 @@ class PretrainJob:
         return False
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
-        batches = self._held_out_batches[self.recipe.train.held_out_length]
+        usual, where = self._held_out_batches[self.recipe.train.held_out_length], ""
+        if names := self.texts[0].languages:  # of the first one
+            usual, where = self._held_out_of_texts[names[0]], f" in {names[0]}"
         kind = self.recipe.token_objective
-        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, batches, kind)
-        text = f"always predicting {token!r} would get {accuracy:.1%} of the {OBJECTIVES[kind].title} right"
+        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, usual, kind)
+        text = f"always predicting {token!r} would get {accuracy:.1%} of the {OBJECTIVES[kind].title} right{where}"
         return text, {"token": token, f"{kind}_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
@@ -276,12 +341,15 @@ class PretrainJob:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
-        m, config, heads = self.shards.manifest, self.recipe.encoder, heads_of(self.recipe.weights)
-        corpus = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
+        manifests = [text.shards.manifest for text in self.texts]
+        config, heads = self.recipe.encoder, heads_of(self.recipe.weights)
+        counts = ("documents", "sentences", "tokens")
+        corpus: dict[str, object] = {name: sum(getattr(m, name) for m in manifests) for name in counts}
+        corpus |= {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}
         is_causal = self.recipe.token_objective == "causal_lm"
         card = partial(
             pretraining_card, recipe=dump_recipe(self.recipe), steps=facts["step"], tokens=facts["tokens"],
-            corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"], versions=versions(),
+            corpus=corpus, held_out=facts["evaluation"], versions=versions(),
             mask_token=None if is_causal else self.tokenizer.special_tokens["mask_token"],
         )  # fmt: skip
         state, name = {name: p.detach() for name, p in network.named_parameters()}, folder.resolve().name
@@ -312,10 +380,25 @@ class PretrainJob:
     @cached_property
     def _held_out_batches(self) -> dict[int, list[Batch]]:
         """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
-        train, format = self.recipe.train, self.recipe.sampling.format
-        tokens = train.held_out_sequences * train.held_out_length
-        kind, replaces = self.recipe.token_objective, "replaced_token" in self.recipe.weights
-        corpus = self.store, self.held_out, self.tokenizer
-        batches = partial(held_out_batches, *corpus, format=format, kind=kind, replaces=replaces)
+        train = self.recipe.train
         lengths = dict.fromkeys((train.held_out_length, train.sequence_length))
-        return {n: batches(sequence_length=n, sequences=max(1, tokens // n)) for n in lengths}
+        return {n: [batch for part in self._monolingual for batch in self._held_out_of(part, n)] for n in lengths}
+
+    @cached_property
+    def _held_out_of_texts(self) -> dict[str, list[Batch]]:
+        """Sequences of the usual length, by language; translations by both."""
+        length = self.recipe.train.held_out_length
+        names = ["-".join(text.languages) for text in self.texts]
+        return {name: self._held_out_of(number, length) for number, name in enumerate(names) if name}
+
+    def _held_out_of(self, number: int, length: int) -> list[Batch]:
+        """Sequences of a text; all texts together have those of a run with one."""
+        train, (store, _, documents), names = self.recipe.train, self.parts[number], self.texts[number].languages
+        length = train.sequence_length if len(names) > 1 else length  # longer pairs are left out
+        tokens = train.held_out_sequences * train.held_out_length // len(self._monolingual)
+        format: Format = "parallel" if len(names) > 1 else self.recipe.sampling.format
+        batches = held_out_batches(
+            store, documents, self.tokenizer, format=format, sequence_length=length, sequences=max(1, tokens // length),
+            kind=self.recipe.token_objective, replaces="replaced_token" in self.recipe.weights,
+        )  # fmt: skip
+        return [self._in_languages(batch, number) for batch in batches]

@@ -179,10 +179,12 @@ def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
 
 def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:
     """The figures of a pre-training's evaluation: what is predicted, the measure and the name of the figure. Those of
-    longer sequences, if there are any, follow those of their objective."""
+    longer sequences and of each language, if there are any, follow those of their objective."""
     longer = sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
+    parts = dict.fromkeys(name.partition("_loss_in_")[2] for name in figures if "_loss_in_" in name)
     for kind, objective in OBJECTIVES.items():
-        for suffix, where in (("", ""), *((f"_at_{length}", f" at {length} tokens") for length in longer)):
+        suffixes = {"": "", **{f"_at_{length}": f" at {length} tokens" for length in longer}}
+        for suffix, where in (suffixes | {f"_in_{part}": f" in {part}" for part in parts}).items():
             for m in objective.measures:
                 if (name := f"{kind}_{m.name}{suffix}") in figures:
                     yield objective.title + where, m, name

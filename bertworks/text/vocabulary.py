@@ -32,11 +32,12 @@ from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordSt
 from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
-SpecialTokens = Literal["bert", "roberta", "gpt2"]
+SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
 _AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {  # the first tokens of a vocabulary, and the last ones
-    "bert": (_SPECIALS, []), "roberta": (_ROBERTA, ["<mask>"]), "gpt2": ([], [END_OF_TEXT])
+    "bert": (_SPECIALS, []), "roberta": (_ROBERTA, ["<mask>"]), "xlm": (_ROBERTA, ["<mask>"]),
+    "gpt2": ([], [END_OF_TEXT])
 }  # fmt: skip
 _SCRIPT_FRACTION = 0.001  # of all characters: a corpus with more counts as one with kana or Hangul
 _MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: more is reported
@@ -54,8 +55,8 @@ class VocabularyConfig:
     min_frequency: of a pair to be merged.
     character_coverage: fraction of all characters that the alphabet covers.
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white space included:
-        "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "gpt2": <|endoftext|> between documents (Radford et al.
-        2019).
+        "roberta": <s> A </s></s> B </s> (Liu et al. 2019); "xlm": the same with </s> in place of <s>; "gpt2":
+        <|endoftext|> between documents (Radford et al. 2019).
     unused: number of tokens [unused0], ... after the special ones, for later additions.
     model_max_length: the largest number of tokens of a text, written into the tokenizer.
 
@@ -312,8 +313,9 @@ def _byte_pipeline(special_tokens: SpecialTokens, model: models.Model) -> tokeni
     library.decoder = decoders.ByteLevel()
     first, last = _AROUND[special_tokens]
     library.add_special_tokens([*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)])
-    if special_tokens == "roberta":
-        cls, sep = ((token, _ROBERTA.index(token)) for token in ("<s>", "</s>"))
+    if special_tokens in ("roberta", "xlm"):
+        first_token = "<s>" if special_tokens == "roberta" else "</s>"
+        cls, sep = ((token, _ROBERTA.index(token)) for token in (first_token, "</s>"))
         library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
     else:
         library.post_processor = template(library, NO_TEMPLATE, {})

@@ -24,7 +24,8 @@ class OptimizerConfig(Settings):
     warmup: fraction of the steps in which the rate rises linearly from 0.
     schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of google-research/bert:
     the falling line begins at step 0, so that the rate drops a little where the warm-up ends. "cosine" falls along half
-    a period (Radford et al. 2018, section 4.1).
+    a period (Radford et al. 2018, section 4.1), "inverse_sqrt" with the root of the step (Vaswani et al. 2017, section
+    5.3).
     weight_decay: of matrices and embeddings, not of biases and norms.
     beta1, beta2: decay rates of the moments.
     eps: added to the root of the second moment.
@@ -38,7 +39,7 @@ class OptimizerConfig(Settings):
     optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
     warmup: Annotated[float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)] = 0.01
-    schedule: Literal["linear", "linear_from_start", "cosine", "constant"] = "linear"
+    schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = "linear"
     weight_decay: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 0.01
     beta1: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.9
     beta2: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.999
@@ -61,6 +62,7 @@ class OptimizerConfig(Settings):
             "linear": rest,
             "cosine": (1 - math.cos(math.pi * rest)) / 2,
             "linear_from_start": 1 - step / num_steps,
+            "inverse_sqrt": math.sqrt(max(1, warmup_steps) / max(1, step)),
             "constant": 1.0,
         }
         return self.learning_rate * factors[self.schedule]

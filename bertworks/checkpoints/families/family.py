@@ -39,11 +39,14 @@ class Family:
     always_projects: files have a projection of the embeddings even where its two widths are equal.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
     activations: names of activation functions in these files: ours.
+    flags: key of config.json: what its values, in JSON, are in ours.
+    untyped: this number of token types in config.json means that there is no table of them.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
     decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such files are refused, or
         the family has no such setting.
     required: settings that change what is computed, and the only value that is supported.
+    required_null: settings that change what is computed, and must be null or absent.
     written, written_as_null: further settings that are written.
     pretraining: heads that a state holds, in alphabetical order: the class that saves exactly these.
     decoder_pretraining: the same for files with `is_decoder: true`.
@@ -63,9 +66,12 @@ class Family:
     always_projects: bool = False
     settings: Mapping[str, str]
     activations: Mapping[str, str] = field(default_factory=lambda: GELUS)
+    flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    untyped: int = 0
     default: EncoderConfig
     decoder: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
+    required_null: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     written_as_null: tuple[str, ...] = ()
     pretraining: Mapping[str, str] = field(default_factory=dict)
@@ -97,5 +103,5 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
-_NAMES = ("bert", "roberta", "distilbert", "albert", "electra", "openai-gpt", "gpt2")
+_NAMES = ("bert", "roberta", "distilbert", "albert", "electra", "openai-gpt", "gpt2", "xlm")
 FAMILIES = {name: _read_family(name) for name in _NAMES}

@@ -1,0 +1,198 @@
+"""The arguments of a pre-training, as a value: `Request`. `make_request` checks them, `with_languages` the recipe with
+them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bertworks.checkpoints.resolve import is_model_name
+from bertworks.errors import UsageError, names_of
+from bertworks.io.atomic_write import sha256
+from bertworks.io.tables import Data, StoredRows, sources_of
+from bertworks.runs.prepare import read_pairs, read_text
+from bertworks.runs.pretrain_job import PretrainJob, Text
+from bertworks.runs.run_folder import absolute
+from bertworks.text.corpus import CorpusReader, Documents
+from bertworks.text.shards import Manifest, Shards, holds_shards
+from bertworks.training.recipe import Recipe, family_recipe, packaged_recipes
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `pretrain`. The same request in the same folder resumes a run, another one is refused."""
+
+    inputs: tuple[str | StoredRows, ...]
+    recipe: str | None = None
+    overrides: tuple[str, ...] = ()
+    budget: str | None = None
+    tokenizer: str | None = None
+    init: str | None = None
+    extend_vocabulary: int | None = None
+    precision: str | None = None
+    seed: int | None = None
+    text_column: str | None = None
+    documents: Documents = "auto"
+    encoding: str | None = None
+    languages: tuple[str, ...] = ()
+    parallel: tuple[str, ...] = ()
+
+    @property
+    def is_shards(self) -> bool:
+        """Whether the input is a folder of shards, complete or not."""
+        return len(self.inputs) == 1 and holds_shards(Path(self.inputs[0]))
+
+    def shards_folder(self, output: Path, languages: Sequence[str] = ()) -> Path:
+        """The folder of the token ids, existing or not; with languages, of a part of the text."""
+        return Path(self.inputs[0]) if self.is_shards else output / "shards" / "-".join(languages)
+
+    def texts(self, output: Path) -> list[Text]:
+        """The parts of the text, from their shards."""
+        sides = [(name,) for name in dict.fromkeys(self.languages)] + ([self.sides] if self.parallel else [])
+        return [Text(names, Shards.open(self.shards_folder(output, names))) for names in sides]
+
+    def job(self, recipe: Recipe, shards: Shards, output: Path) -> PretrainJob:
+        """What trains the recipe on the shards, which are in the output folder or are the input."""
+        texts = self.texts(output) if recipe.encoder.languages else ()
+        return PretrainJob(recipe, shards, self.init, new_words=self.extend_vocabulary or 0, texts=texts)
+
+    def content(self) -> dict[str, Any]:
+        """The request as JSON, with the hashes of its files."""
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        for name in ("languages", "parallel"):  # runs of older versions have none
+            content = content if content[name] else {k: v for k, v in content.items() if k != name}
+        content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
+        if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
+            content["recipe_sha256"] = sha256(self.recipe)
+        if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
+            content["shards_sha256"] = Manifest.load(manifest).identity
+        return content
+
+    def reader(self) -> CorpusReader:
+        """The reader of the raw text. Standard input is copied to a temporary file, once.
+
+        Raises:
+            BertworksError: an input cannot be read.
+        """
+        return self._read([*self.inputs, *([self._pairs] if self.parallel else [])])
+
+    def parts(self) -> dict[tuple[str, ...], CorpusReader]:
+        """The readers of the text of each language and of the translations; a single one without languages."""
+        of_language: dict[tuple[str, ...], list[str | StoredRows]] = {}
+        for name, one in zip(self.languages, self.inputs):
+            of_language.setdefault((name,), []).append(one)
+        if self.parallel:
+            of_language[self.sides] = [self._pairs]
+        return {names: self._read(some) for names, some in (of_language or {(): [*self.inputs]}).items()}
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The languages of the translations: those in the names of two files, else the only two, in their order.
+
+        Raises:
+            UsageError: they are not known.
+        """
+        names = list(dict.fromkeys(self.languages))
+        ends = [next((end for end in Path(p).name.split(".")[:0:-1] if end in names), "") for p in self.parallel]
+        if len({*filter(None, ends)}) == 2:
+            return tuple(ends)
+        if len(names) != 2 or any(ends):
+            what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
+            raise UsageError(what, where=self.parallel[0], hint="name the files after them: pairs.en and pairs.de")
+        return tuple(names)
+
+    @cached_property
+    def _pairs(self) -> StoredRows:
+        column = self.text_column or "text"
+        return StoredRows([{column: side} for pair in read_pairs(self.parallel) for side in pair], "translations")
+
+    def _read(self, inputs: Sequence[str | StoredRows]) -> CorpusReader:
+        return read_text(inputs, self.text_column, self.documents, self.encoding)
+
+
+def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request:
+    """The request with absolute paths.
+
+    Args:
+        options: the other fields of `Request`.
+
+    Raises:
+        UsageError: contradictory options, or an invalid budget.
+    """
+    if not (sources := sources_of(inputs)):
+        raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
+    recipe, budget, tokenizer, init = (options.get(name) for name in ("recipe", "budget", "tokenizer", "init"))
+    if tokenizer and init:
+        raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
+    if (number := options.get("extend_vocabulary")) is not None and (number < 1 or not init):
+        what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
+        raise UsageError(what, hint="give a model and a number: --init MODEL --extend-vocabulary 1000")
+    if budget:
+        seconds_of(budget)
+    names, files = names_of(options.get("languages")), names_of(options.get("parallel"))
+    options |= {"languages": names, "parallel": tuple(map(absolute, files))}
+    if names or files:
+        if len(names) != len(sources) or not all(re.fullmatch(r"\w[\w-]*", name) for name in names):
+            what = (
+                f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
+            )
+            raise UsageError(what, hint="give --language once per input, such as en, in their order")
+        if any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources):
+            raise UsageError("languages are for files and folders of text", hint="write the text into a file")
+    paths = {"tokenizer": tokenizer}
+    paths["recipe"] = recipe if recipe and recipe.endswith(".toml") else None
+    paths["init"] = init if init and not is_model_name(init) else None
+    options |= {name: absolute(path) for name, path in paths.items() if path}
+    options["overrides"] = names_of(options.get("overrides"))
+    has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
+    options["budget"] = budget or (None if has_size else "1h")
+    request = Request(tuple(one if isinstance(one, StoredRows) else absolute(one) for one in sources), **options)
+    _ = files and request.sides  # refuses languages that are not known
+    return request
+
+
+def seconds_of(budget: str) -> float:
+    """90s, 30m, 2h, 1d, 1h30m -> seconds."""
+    words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
+    parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
+    total = sum(float(number) * UNITS[unit] for number, unit in parts)
+    if not SHORTEST <= total < 1e9:
+        hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
+        raise UsageError(f"{budget!r} is not a budget", hint=hint)
+    return total
+
+
+SHORTEST = 20  # seconds of a budget: to measure the speed, and to train
+
+
+def with_languages(recipe: Recipe, request: Request) -> Recipe:
+    """The recipe with the table of languages of the request.
+
+    Raises:
+        UsageError: the family has no such table, the model to continue from lacks a language, or the format is of
+            another kind of text.
+    """
+    c, names, sampling = recipe.encoder, tuple(dict.fromkeys(request.languages)), recipe.sampling
+    rules = [
+        (bool(sampling.parallel_rate) == bool(request.parallel),
+         f"sampling.parallel_rate is {sampling.parallel_rate}, and there are {len(request.parallel)} files of "
+         "translations", "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without"),
+        (not names or c.family == "xlm", f"models of the family {c.family} have no table of languages",
+         "--recipe xlm-mlm"),
+        (not c.languages or (names and {*names} <= {*c.languages}),
+         f"the model has the languages {', '.join(c.languages)}, the text has {', '.join(names) or 'no names of any'}",
+         "give --language for each input, one that the model has"),
+        (sampling.format in ("stream", "full_sentences") or not (names or sampling.format == "parallel"),
+         f"sampling.format is {sampling.format!r}: it is not for text of several languages",
+         "--set sampling.format=stream"),
+    ]  # fmt: skip
+    for holds, what, hint in rules:
+        if not holds:
+            raise UsageError(what, hint=hint)
+    if not c.languages and len(names) > 1:
+        c = replace(c, languages=names, type_vocab_size=len(names))
+    return replace(recipe, encoder=replace(c, language=""))
