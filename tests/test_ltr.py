@@ -110,8 +110,7 @@ def test_it_continues_and_scores_as_transformers_does(ltr: Path) -> None:
     np.testing.assert_allclose(score["log_probabilities"], wanted, atol=2e-5)
     assert score["measure"] == "log_likelihood"
     (continuation,) = loaded.generate(["the film was in Oslo"], max_tokens=8, temperature=0)
-    t = load_model(ltr).tokenizer
-    assert continuation["text"] == t.decode(ids[1:])
+    assert continuation["ids"] == ids[-8:]
     with pytest.raises(BertworksError, match="reads from left to right"):
         loaded.fill(["the [MASK]"])
 
