@@ -322,7 +322,8 @@ JOINT = ("lstm_units=24", "optimizer.learning_rate=3e-3", "batch_size=8", "epoch
 
 @pytest.mark.parametrize(("write", "text"), [
     (write_reviews, "this film was good"), (write_pairs, ("this film", "that film")),
-    (write_conll, ["the", "film", PEOPLE[0]]), (write_squad, ("who lives in Oslo ?", "Anna lives in Oslo .")), (write_choices, None),
+    (write_conll, ["the", "film", PEOPLE[0]]), (write_squad, ("who lives in Oslo ?", "Anna lives in Oslo .")),
+    (write_choices, None),
 ])  # fmt: skip
 def test_an_lstm_on_a_trained_encoder(write: Any, text: Any, start: Path, tmp_path: Path) -> None:
     data = write(tmp_path / ("data.json" if write is write_squad else "data.csv"), 40)
