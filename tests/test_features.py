@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fine import PEOPLE, tokenizer, write_conll, write_pairs, write_reviews, write_spans, write_squad
+from fine import PEOPLE, tokenizer, write_choices, write_conll, write_pairs, write_reviews, write_spans, write_squad
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
@@ -323,6 +323,7 @@ JOINT = ("lstm_units=24", "optimizer.learning_rate=3e-3", "batch_size=8", "epoch
 @pytest.mark.parametrize(("write", "text"), [
     (write_reviews, "this film was good"), (write_pairs, ("this film", "that film")),
     (write_conll, ["the", "film", PEOPLE[0]]), (write_squad, ("who lives in Oslo ?", "Anna lives in Oslo .")),
+    (write_choices, None),
 ])  # fmt: skip
 def test_an_lstm_on_a_trained_encoder(write: Any, text: Any, start: Path, tmp_path: Path) -> None:
     data = write(tmp_path / ("data.json" if write is write_squad else "data.csv"), 40)
@@ -331,6 +332,7 @@ def test_an_lstm_on_a_trained_encoder(write: Any, text: Any, start: Path, tmp_pa
     assert not any(torch.equal(ours[n], theirs[n]) for n in ours if n.startswith("encoder.") and n.endswith("v.weight"))
     assert not any(name.startswith("pooler") for name in ours)
     task = ModelFolder(tmp_path / "out").task_config
+    text = text or ("a film", *["is good", "is bad"] * 2)[: task.num_choices + 1]
     assert (task.lstm_units, task.lstm_encoder, task.feature_layers) == (24, "trained", "last")
     list(convert(tmp_path / "out", tmp_path / "again"))
     exact, again = (Predictor(tmp_path / n, device="cpu", precision="fp32").predict([text]) for n in ("out", "again"))

@@ -2152,6 +2152,15 @@ def test_a_method_without_an_lstm(shell: Shell, model: Path) -> None:
     assert about("out")["task"] == "tagging"
 
 
+@says("--set feature_layers=last")
+def test_a_layer_that_a_model_does_not_have(shell: Shell, model: Path) -> None:
+    Path("names.conll").write_text("the O\nfilm B-work\n\n" * 12)
+    command = ("finetune", "names.conll", "--model", model, *FAST, "--recipe", "feature_based", "--set", "lstm_units=8")
+    advice = shell.shows(shell.fails(*command, "--set", "feature_layers=9", "-o", "out"), "--set feature_layers=last")
+    shell.works(*command, *advice.split(), "-o", "out")
+    assert about("out")["feature_layers"] == "last"
+
+
 @says("export only the hidden states: --encoder")
 def test_an_export_of_two_vectors(shell: Shell, model: Path) -> None:
     rows = [(f"a good film {n}", "a film" if n % 2 else "a town", n % 2) for n in range(24)]
