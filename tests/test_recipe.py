@@ -42,7 +42,10 @@ sequence_length = 512
 """
 
 
-@pytest.mark.parametrize("name", [name for name in packaged_recipes() if name.startswith("bert-")])
+BERTS = [name for name in packaged_recipes() if name.startswith("bert-") and name != "bert-ltr"]  # that one: test_ltr
+
+
+@pytest.mark.parametrize("name", BERTS)
 def test_the_published_recipes(name: str):
     recipe = load_recipe(name)
     size = name.removeprefix("bert-")
@@ -61,8 +64,7 @@ def test_the_published_recipes(name: str):
 
 
 def test_there_is_a_recipe_for_every_size():
-    names = [name for name in packaged_recipes() if name.startswith("bert-")]
-    assert names == sorted(f"bert-{size}" for size in BERT_SIZES)
+    assert sorted(BERTS) == sorted(f"bert-{size}" for size in BERT_SIZES)
 
 
 def test_roberta_is_that_of_fairseq():
