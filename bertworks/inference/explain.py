@@ -183,14 +183,11 @@ class _Prediction(NamedTuple):
 
 
 def explain(
-    model: str | Path | LazyModel,
-    *texts: str,
-    target: str | None = None,
-    baseline: Literal["mask", "pad"] = "mask",
+    model: str | Path | LazyModel, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask",
     device: str = "auto",
-) -> Explanation:
-    """Explain a prediction: integrated gradients and occlusion of the words, attention of every head, and similarity
-    of the tokens after every layer.
+) -> Explanation:  # fmt: skip
+    """Explain a prediction: integrated gradients and occlusion of the words, attention of every head, similarity of
+    the tokens after every layer, and who reads whom.
 
     The attributed output is the log-odds of the label; the value of a regression; the tag of a word; the score of the
     answer or choice; for a pre-trained model, the log-odds of the token at the first [MASK]; for a discriminator, the
@@ -208,8 +205,7 @@ def explain(
         BertworksError: no such model.
     """
     t = (source := open_model(model, device)).tokenizer
-    is_causal = source.config.direction == "left_to_right"
-    if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0 and not is_causal:
+    if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0 and not _continues(source):
         raise UsageError(f"the baseline {baseline!r} is not known to this tokenizer", hint="use mask or pad")
     p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
     (example, name, value), logits, embedding = p.attributed, p.logits, p.encoder.embeddings.token
@@ -232,7 +228,7 @@ def explain(
         texts=texts,
         answer=p.answer,
         explained=name,
-        baseline="" if blank_id < 0 else t.tokens[blank_id],
+        baseline=t.tokens[blank_id] if blank_id >= 0 else "",
         tokens=tuple(t.tokens[n] for n in example.input_ids),
         words=tuple(t.decode(example.input_ids[a:b], skip_special_tokens=False).strip() for a, b in spans),
         spans=spans,
@@ -244,6 +240,11 @@ def explain(
         reads=None if p.frozen else read_tokens(p.encoder, _beginning(example, MOST_READERS)),
         replaced=None if p.replaced is None else np.array([p.replaced[a:b].max() for a, b in spans]),
     )
+
+
+def _continues(source: LazyModel) -> bool:
+    """Whether a model without a task reads from left to right: there is nothing to attribute, so no baseline."""
+    return source.config.direction == "left_to_right" and not source.has_task
 
 
 def _beginning(example: Example, number: int) -> Example:
@@ -267,7 +268,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     t = source.tokenizer
     if "replaced_token" in component_names(source.state):
         return _discriminated(source, texts, target)
-    fills = "lm_head" in component_names(source.state) and source.config.direction != "left_to_right"
+    fills = "lm_head" in component_names(source.state) and not _continues(source)
     network = load_masked_lm(source)[0] if fills else None
     encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)

@@ -15,8 +15,9 @@ other than white space, that these tokens stand for.
 It compares models of one objective on one text: before and after a training, vocabularies of different sizes, a new
 model and a continued one. It does not compare a masked LM with a causal one, nor masked LMs that find different words,
 such as WordPiece and SentencePiece. The masks show how many pieces a word has, which favours small vocabularies a
-little; that its pieces are predicted apart is against them, so new words lower the figure before any training. Windows follow the tokens, so the context differs a little
-between vocabularies, but not before and after `--extend-vocabulary`: both read the same windows.
+little; that its pieces are predicted apart is against them, so new words lower the figure before any
+training. Windows follow the tokens, so the context differs a little between vocabularies, but not before and after
+`--extend-vocabulary`: both read the same windows.
 """
 
 import math
