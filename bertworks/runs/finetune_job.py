@@ -180,10 +180,12 @@ def _check_family(model: str, c: EncoderConfig, task: TaskType, lm_weight: float
         raise UsageError(what, hint="--set lm_weight=0")
 
 
-def _check_numbers(labels: NDArray[np.float32]) -> None:
+def _check_numbers(d: TaskConfig, c: EncoderConfig, groups: Sequence[ExampleGroup]) -> None:
     """Raises UsageError for numbers that an output layer without a bias cannot reach in a training."""
-    mean, deviation = float(labels.mean()), float(labels.std())
-    if abs(mean) > LARGEST_MEAN * max(deviation, 1e-9):
+    if d.task != "regression" or d.vectors != "pooler" or c.pooler != "last":
+        return
+    labels = np.concatenate([group[0].target.labels for group in groups])
+    if abs(mean := labels.mean()) > 10 * max(deviation := labels.std(), 1e-9):  # deviations, in which losses are
         what = f"the numbers are {mean:g} on average, and differ from that by {deviation:.3g}: a GPT has no bias for it"
         raise UsageError(what, hint=f"subtract {mean:.0f} from all of them, or use --model minilm")
 
@@ -235,8 +237,7 @@ class FinetuneJob:
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in training_groups(features, d.task)]
-        if d.task == "regression" and d.vectors == "pooler" and c.pooler == "last":
-            _check_numbers(np.concatenate([group[0].target.labels for group in self.groups]))
+        _check_numbers(d, c, self.groups)
         self.head: TaskConfig | None = None
         if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
@@ -422,7 +423,6 @@ def _set_head(network: TaskModel, head: LinearHead) -> None:
     layer.load_state_dict({name: torch.from_numpy(value).float() for name, value in head._asdict().items()})
 
 
-LARGEST_MEAN = 10  # standard deviations: of numbers that are predicted without a bias
 CPU_TOKENS = 512  # of the timed steps: enough to be efficient, few enough to be fast
 TIMING_DEVIATION = 0.02  # random weights take the same time; the initialization of a training takes a second
 TIMING_SECONDS = 0.5  # of measurement, or three steps
