@@ -241,7 +241,8 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
     if origin is dict and isinstance(value, dict):  # arguments of a function, which checks them
         return cast(T, value)
     if origin in (tuple, dict) or type(value) is not kind:
-        name = {tuple: "a list", dict: "a table"}.get(origin, getattr(kind, "__name__", kind))
+        others = {"tuple": "a list", "dict": "a table"}
+        name = others.get(getattr(origin, "__name__", ""), getattr(kind, "__name__", str(kind)))
         raise UsageError(f"{at}: expected {name}, got {value!r:.60}", where=where(at))
     return value
 

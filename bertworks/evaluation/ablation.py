@@ -112,7 +112,7 @@ class Ablation(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for measure in self.measures:
-            functions = [MEASURES[measure.kind], *[finetune] * (measure.kind == "finetuning")]
+            functions: list[Callable[..., Any]] = [MEASURES[measure.kind], *[finetune] * (measure.kind == "finetuning")]
             _check_names(f"the measure {measure.name}", measure.options, functions)
         measures = [measure.name for measure in self.measures]
         known = [f"arm:{arm.name}/{name}" for arm in self.arms for name in measures]
@@ -388,7 +388,7 @@ def ablation_tables(ablation: Ablation, means: Mapping[str, Mapping[str, Any]]) 
 def about_ablation(ablation: Ablation, seeds: int) -> str:
     """What the tables are of."""
     equal = {"steps": "equal steps", "flops": "equal matrix-product operations", "time": "equal time"}[ablation.equal]
-    chance = "over held-out rows and seeds" if seeds > 1 else "over held-out rows only: more --seeds add their chance"
+    chance = "over held-out rows and seeds" if seeds > 1 else "over held-out rows only, not over seeds"
     lines = [f"Published: {ablation.source}.", f"Pre-trained with {equal}; {seeds} seed{'s' * (seeds > 1)}."]
     lines += [f"Intervals: 95 %, {chance}. Differences are paired by seed and by row."]
     return "\n".join([*lines, *filter(None, [ablation.note])])
