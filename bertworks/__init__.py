@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bertworks.checkpoints.model_folder import load_model as load_model, save_model as save_model
     from bertworks.diagnostics import doctor as doctor
     from bertworks.errors import BertworksError as BertworksError, UsageError as UsageError
+    from bertworks.evaluation.ablation import evaluate_ablation as evaluate_ablation, list_ablations as list_ablations
     from bertworks.evaluation.evaluate import (
         evaluate_blimp as evaluate_blimp,
         evaluate_mlm as evaluate_mlm,

@@ -239,8 +239,11 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
         return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]", whole) for i, v in enumerate(value)))
     if kind is float and type(value) is int:
         return cast(T, float(value))
-    if origin is tuple or type(value) is not kind:
-        name = "a list" if origin is tuple else getattr(kind, "__name__", kind)
+    if origin is dict and isinstance(value, dict):  # arguments of a function, which checks them
+        return cast(T, value)
+    if origin in (tuple, dict) or type(value) is not kind:
+        others = {"tuple": "a list", "dict": "a table"}
+        name = others.get(getattr(origin, "__name__", ""), getattr(kind, "__name__", str(kind)))
         raise UsageError(f"{at}: expected {name}, got {value!r:.60}", where=where(at))
     return value
 

@@ -234,6 +234,27 @@ def test_special_tokens_of_roberta(shell: Shell, text: Path) -> None:
     assert pieces == ["<s>", "[PAD]"]
 
 
+@says("-o FOLDER", "--data FOLDER names the folder")
+def test_an_ablation(shell: Shell, text: Path) -> None:
+    tiny = ["hidden_size=16", "num_attention_heads=2", "num_hidden_layers=1", "max_position_embeddings=64"]
+    overrides = [f"encoder.{word}" for word in tiny] + [
+        "train.phases=[{num_steps=2, batch_size=4, sequence_length=32}]"
+    ]
+    lines = ["title = 'T'", "source = 'S'", "[vocabulary]", "size = 200", "[pretrain]", "recipe = 'bert-mini'"]
+    lines += [f"overrides = {json.dumps(overrides)}"]
+    for arm in ("a", "b"):
+        lines += ["[[arms]]", f"name = '{arm}'", "pretrain = {overrides = []}"]
+    lines += ["[[measures]]", "name = 'reviews'", "title = 'Reviews'", "kind = 'finetuning'"]
+    lines += ["options = {data = '{data}/r.csv', method = 'full', overrides = ['epochs=1', 'max_length=32']}"]
+    Path("mine.toml").write_text("\n".join(lines))
+    Path("labelled data").mkdir()
+    write_reviews(Path("labelled data/r.csv"), 60)
+    command = ("evaluate", "ablation", "mine.toml", text, "--seeds", "1")
+    shell.shows(shell.fails(*command), "-o FOLDER")
+    shell.shows(shell.fails(*command, "-o", "out"), "--data FOLDER names the folder")
+    assert "| b |" in shell.works(*command, "-o", "out", "--data", "labelled data")
+
+
 @says("; or --algorithm bpe or unigram, which use words of up to {} characters")
 def test_text_without_spaces(shell: Shell) -> None:
     Path("text.txt").write_text("\n\n".join("abcdefghij" * 50 + str(n) for n in range(100, 160)))

@@ -465,6 +465,7 @@ def test_what_is_no_path_is_refused(
         lambda: list(bw.evaluate_glue(path, "x")), lambda: list(bw.evaluate_retrieval(path, model)),
         lambda: list(bw.evaluate_blimp(model, path)), lambda: list(bw.push(path, "me/model")),
         lambda: list(bw.import_checkpoint(path, tmp_path / "x")), lambda: list(bw.evaluate_probe(model, path)),
+        lambda: list(bw.evaluate_ablation("table6", [file], path)),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(bw.UsageError, match=r"expected one [\w ]+, not"):

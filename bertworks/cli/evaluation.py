@@ -282,6 +282,41 @@ def probe(
     )
 
 
+def ablation(
+    name: str | None = None,
+    /,
+    *inputs: str,
+    output: Annotated[Path | None, console.output_file()] = None,
+    data: Path | None = None,
+    seeds: Annotated[int | None, console.at_least(1)] = None,
+    steps: Annotated[int | None, console.at_least(1)] = None,
+    scale: float | None = None,
+    overwrite: console.Overwrite = False,
+) -> console.Result | Iterable[Event]:
+    """Controlled comparisons: train all arms of one, and write a table with paired differences and published figures.
+
+    Args:
+        name: One of the ablations that are listed without a name, or a .toml file.
+        inputs: Raw text: files, folders or globs.
+        output: The output folder.
+        data: The folder of labelled data, for ablations that fine-tune.
+        seeds: Trainings per arm. Unset: those of the ablation.
+        steps: Steps of the first arm; the others get theirs in proportion.
+        scale: A factor of all steps or times.
+
+    Examples:
+        bertworks evaluate ablation
+        bertworks evaluate ablation table6 CORPUS -o RESULTS
+    """
+    if name is None:
+        titles = bw.list_ablations()
+        return titles, console.table(titles.items())
+    if output is None:
+        raise UsageError("an ablation needs an output folder", hint="-o FOLDER")
+    options: dict[str, Any] = {"data": data, "seeds": seeds, "steps": steps, "scale": scale, "overwrite": overwrite}
+    return bw.evaluate_ablation(name, inputs, output, **options)
+
+
 def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:
     counts = "  ".join(f"{value:,} {name}" for name, value in result.items() if isinstance(value, int))
     shown = ((name, "  ".join(f"{k} {v:.4f}" for k, v in result[name].items())) for name in names if name in result)

@@ -50,6 +50,7 @@ MIN_SECTIONS = 40
 HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 AT_ONCE = 32  # held-out sequences in a batch
+EVALUATED_MASKING = MaskingConfig(dynamic=False)
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
@@ -151,17 +152,19 @@ def template_of(tokenizer: Tokenizer, format: Format) -> Template:
 
 def held_out_batches(
     store: TokenStore, documents: Ids, tokenizer: Tokenizer, *, format: Format, sequence_length: int, sequences: int,
-    kind: TokenObjective = "masked_lm", replaces: bool = False,
+    kind: TokenObjective = "masked_lm", replaces: bool = False, masking: MaskingConfig = EVALUATED_MASKING,
+    at_once: int = AT_ONCE,
 ) -> list[Batch]:  # fmt: skip
-    """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
-    different runs on the same text and vocabulary compare. replaces: with fixed numbers for a generator."""
+    """Batches of `at_once` sequences with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the
+    training, so that figures of different runs on the same text and vocabulary compare. replaces: with fixed numbers
+    for a generator."""
     config = SamplingConfig(format=format)
     sampler = make_sampler(store, config, sequence_length, template_of(tokenizer, format), MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    targets = make_targets(tokenizer, MaskingConfig(dynamic=False), kind, replaces)
+    targets = make_targets(tokenizer, masking, kind, replaces)
     stream = ExampleStream(sampler, targets, MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
-    return [collate(examples[i : i + AT_ONCE]) for i in range(0, len(examples), AT_ONCE)]
+    return [collate(examples[i : i + at_once]) for i in range(0, len(examples), at_once)]
 
 
 def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:

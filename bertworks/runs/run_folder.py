@@ -29,9 +29,10 @@ FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
     *TOKENIZER_FILES,
     "schedule.jsonl", "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
+    "figures.jsonl", "table.json", "table.md",
 )  # fmt: skip
 BITS, BITS_BEFORE = "bits_per_character", "bits_per_character_before"  # names of figures
-FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
+FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", "arms")
 
 
 def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:

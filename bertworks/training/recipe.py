@@ -191,6 +191,15 @@ class Recipe(Settings):
             sequence_length, 0.0
         )
 
+    def training_flops(self) -> float:
+        """Matrix-product operations of the whole training."""
+        total = 0.0
+        for p in self.train.phases:
+            finished = min(1, self.predictions + 1 / p.sequence_length)
+            tokens = p.num_steps * p.batch_size * p.sequence_length
+            total += tokens * self.flops_per_token(p.sequence_length, finished)
+        return total
+
     def with_objectives(self) -> "Recipe":
         """The recipe with its objectives listed, also those that were left to the format."""
         objectives = tuple(ObjectiveConfig(kind=kind, weight=weight) for kind, weight in self.weights.items())

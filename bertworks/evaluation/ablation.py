@@ -1,0 +1,394 @@
+"""Ablations: controlled comparisons of the BERT literature, each a TOML file in `ablations/`.
+
+- `Ablation`: arms, which are keyword arguments of `pretrain` and `finetune`, and what is measured of them
+- `evaluate_ablation`: trains the arms, all with one seed before the next seed, and writes the table
+- `ablation_tables`: figures -> means and paired differences
+"""
+
+import inspect
+import json
+import re
+import tomllib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from bertworks.checkpoints.model_card import render_table
+from bertworks.checkpoints.storage import read_json
+from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
+from bertworks.errors import BertworksError, UsageError, as_path, names_of
+from bertworks.evaluation.measures import MEASURES, Arm
+from bertworks.events import Event, forward_events
+from bertworks.io.atomic_write import refuse_nested, write_json, write_text
+from bertworks.io.tables import sources_of
+from bertworks.metrics.intervals import SAMPLES, interval_of_mean
+from bertworks.reports import svg
+from bertworks.runs.finetune import finetune
+from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
+from bertworks.runs.pretrain import pretrain
+from bertworks.runs.run_folder import absolute, open_run
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.vocabulary import VocabularyConfig
+from bertworks.training.objectives import num_trained
+from bertworks.training.recipe import Recipe, load_recipe
+
+_FILES = sorted((Path(__file__).parent / "ablations").glob("*.toml"))
+PACKAGED = {path.stem: path.read_text(encoding="utf-8") for path in _FILES}
+NOT_RESOLVED = "not resolved at this budget"
+_PLACEHOLDER = re.compile(r"\{([\w:/-]+)\}")
+_ENGINE = {"arm", "options", "output", "device", "overwrite", "progress", "seed", "budget"}  # not set in a file
+Name = Annotated[str, Range("letters, digits, - and _", lambda x: bool(re.fullmatch(r"[\w-]+", x)))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmConfig(Settings):
+    """One arm.
+
+    pretrain, finetune: keyword arguments of `bertworks.pretrain`, and of `bertworks.finetune` for each fine-tuning that
+        is measured.
+    model: without `pretrain`: the model that is measured.
+    measures: names; (): all.
+    published: figures of the source, by the name of a measure or of something else that was measured.
+    compared: false: it only serves others, as a teacher does. It has the steps of its recipe.
+
+    In all arguments `{shards}` is the prepared corpus, `{corpus}` its text, `{data}` the folder of labelled data,
+    `{arm:NAME}` the model of another arm, and `{arm:NAME/MEASURE}` the one that was fine-tuned for a measure.
+    """
+
+    name: Name
+    title: str = ""
+    pretrain: dict[str, Any] = field(default_factory=dict)
+    finetune: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    measures: tuple[str, ...] = ()
+    published: dict[str, Any] = field(default_factory=dict)
+    compared: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureConfig(Settings):
+    """A figure of each arm. kind: of `MEASURES`; options: its arguments; percent, digits: how it is shown."""
+
+    name: Name
+    title: str
+    kind: Annotated[str, Range(f"one of {', '.join(MEASURES)}", lambda x: x in MEASURES)]
+    options: dict[str, Any] = field(default_factory=dict)
+    percent: bool = False
+    digits: NotNegative = 3
+
+    def show(self, figure: Mapping[str, Any], sign: str = "") -> str:
+        """A mean, with its interval if it has one."""
+        form, factor = (f"{sign}.1f", 100) if self.percent else (f"{sign},.{self.digits}f", 1)
+        mean, *ends = (f"{factor * value:{form}}" for value in (figure["mean"], *(figure["interval"] or ())))
+        return f"{mean} ({' to '.join(ends)})" if ends else f"{mean} (one seed: no interval)" if sign else mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation(Settings):
+    """A comparison.
+
+    source: of the published figures. note: what to know before the figures are read.
+    equal: what all arms have in common: "steps"; "flops", the matrix-product operations of the pre-training; or "time",
+        `minutes` of pre-training for each arm.
+    pretrain: arguments of every arm with a table `pretrain`; the overrides of both are joined.
+    """
+
+    title: str
+    source: str
+    note: str = ""
+    equal: Literal["steps", "flops", "time"] = "steps"
+    minutes: AboveZero = 10.0
+    seeds: Positive = 3
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    pretrain: dict[str, Any] = field(default_factory=dict)
+    arms: Annotated[tuple[ArmConfig, ...], Range("two arms or more, with different names", lambda x: _differ(x, 2))]
+    measures: Annotated[tuple[MeasureConfig, ...], Range("measures with different names", lambda x: _differ(x, 1))]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for measure in self.measures:
+            functions: list[Callable[..., Any]] = [MEASURES[measure.kind], *[finetune] * (measure.kind == "finetuning")]
+            _check_names(f"the measure {measure.name}", measure.options, functions)
+        measures = [measure.name for measure in self.measures]
+        known = [f"arm:{arm.name}/{name}" for arm in self.arms for name in measures]
+        known += ["shards", "corpus", "data", *(f"arm:{arm.name}" for arm in self.arms)]
+        for arm in self.arms:
+            where = f"the arm {arm.name}"
+            _check_names(where, self.arguments(arm), [pretrain])
+            _check_names(where, arm.finetune, [finetune])
+            if bool(arm.pretrain) == bool(arm.model):
+                raise UsageError(f"{where}: expected pretrain or model, one of them")
+            for kind, names, allowed in (("measure", arm.measures, measures), ("input", self.inputs_of(arm), known)):
+                if unknown := sorted({*names} - {*allowed}):
+                    raise UsageError(f"{where} names the {kind} {unknown[0]!r}: there are {', '.join(allowed)}")
+        try:
+            self.in_order()
+        except CycleError as error:
+            raise UsageError(f"these arms need each other: {', '.join(error.args[1])}") from None
+
+    def arguments(self, arm: ArmConfig) -> dict[str, Any]:
+        """The keyword arguments of `pretrain` for an arm; {}: it is not pre-trained."""
+        words = [*names_of(self.pretrain.get("overrides")), *names_of(arm.pretrain.get("overrides"))]
+        return {"inputs": "{shards}", **self.pretrain, **arm.pretrain, "overrides": words} if arm.pretrain else {}
+
+    def measures_of(self, arm: ArmConfig) -> list[MeasureConfig]:
+        return [measure for measure in self.measures if not arm.measures or measure.name in arm.measures]
+
+    def inputs_of(self, arm: ArmConfig) -> list[str]:
+        """The placeholders in the arguments of an arm."""
+        options = [measure.options for measure in self.measures_of(arm)]
+        return _PLACEHOLDER.findall(json.dumps([self.arguments(arm), arm.finetune, arm.model, options]))
+
+    def in_order(self) -> list[ArmConfig]:
+        """The arms, each after those that it needs."""
+        needs = {a.name: [re.split("[:/]", x)[1] for x in self.inputs_of(a) if ":" in x] for a in self.arms}
+        names = [*TopologicalSorter(needs).static_order()]
+        return sorted(self.arms, key=lambda arm: names.index(arm.name))
+
+    @property
+    def first(self) -> ArmConfig:
+        """The arm with which the others are compared."""
+        return next((arm for arm in self.arms if arm.compared), self.arms[0])
+
+
+def _differ(parts: Sequence[Any], least: int) -> bool:
+    return len({part.name for part in parts}) == len(parts) >= least
+
+
+def _check_names(where: str, given: Iterable[str], functions: Iterable[Callable[..., Any]]) -> None:
+    names = {name for one in functions for name in inspect.signature(one).parameters} - _ENGINE
+    if unknown := sorted({*given} - names):
+        raise UsageError(f"{where}: no argument {unknown[0]!r}: there are {', '.join(sorted(names))}")
+
+
+def list_ablations() -> dict[str, str]:
+    """The titles of the ablations that come with the package, by name."""
+    return {name: tomllib.loads(text)["title"] for name, text in PACKAGED.items()}
+
+
+def evaluate_ablation(
+    name: str, inputs: Sequence[str | Path] | str | Path, output: str | Path, *, data: str | Path | None = None,
+    seeds: int | None = None, steps: int | None = None, scale: float | None = None, device: str = "auto",
+    overwrite: bool = False,
+) -> Iterator[Event]:  # fmt: skip
+    """Train all arms of an ablation, and write `table.md`, `table.json`, `report.html` and `figures.jsonl`. All arms
+    are trained with one seed before the next one, so that the table is complete after each seed. The same call
+    resumes, also with more seeds.
+
+    Args:
+        name: of an ablation, or its TOML file.
+        inputs: raw text: files, folders, globs; ().
+        data: the folder of labelled data, which ablations call {data}.
+        seeds: their number, from 0; None: that of the ablation.
+        steps: of the first arm; the others get theirs in the same proportion. scale: a factor of all steps or times.
+
+    Raises:
+        UsageError: no such ablation, or one with unknown arguments; the folder holds another one.
+        BertworksError: text or labelled data is missing. Otherwise as `pretrain` and `finetune`.
+    """
+    text = read_recipe_text(name, "ablation", PACKAGED)
+    ablation, output = parse_as(Ablation, text, name), as_path(output, "output folder")
+    sources = [absolute(one) for one in sources_of([inputs] if isinstance(inputs, str | Path) else inputs)]
+    work = _Work(ablation, sources, None if data is None else absolute(data), output, device)
+    factor = work.check(ablation.seeds if seeds is None else seeds, steps, scale)
+    refuse_nested(output, sources, sources)
+    request = {"ablation": text, "inputs": sources, "data": work.data, "factor": factor}
+    with open_run(output, request, overwrite):
+        yield from work.prepare()
+        figures = list[dict[str, Any]]()
+        for seed in range(ablation.seeds if seeds is None else seeds):
+            for arm in ablation.in_order():
+                yield Event("stage", f"seed {seed}, {arm.name}", {"stage": arm.name, "seed": seed})
+                figures += yield from work.figures(arm, seed, factor)
+            means, table = _write(ablation, figures, output)
+            yield Event("note", f"seed {seed} is complete: see {output}/table.md", {"seed": seed})
+    ending = f"written to {output}/table.md and {output}/report.html"
+    yield Event("done", f"{table}\n{ending}", {"output": str(output), "measures": means})
+
+
+class _Work:
+    """The trainings of an ablation in its folder."""
+
+    def __init__(self, ablation: Ablation, sources: list[str], data: str | None, output: Path, device: str):
+        self.ablation, self.sources, self.data, self.device = ablation, sources, data, device
+        self.output, self.shards = output, output / "shards"
+
+    def check(self, seeds: int, steps: int | None, scale: float | None) -> float:
+        """Raises an error for what is missing. Returns the factor of all steps or times."""
+        a = self.ablation
+        inputs = {name for arm in a.arms for name in a.inputs_of(arm)}
+        recipes = [self.recipe(arm) for arm in a.arms if a.arguments(arm) and a.equal != "time"]
+        first = self.recipe(a.first).train.num_steps if steps and recipes else 1
+        factor = (steps / first if steps else 1.0) * (1.0 if scale is None else scale)
+        if seeds < 1 or not 0 < factor < 1e6 or (steps and (scale or a.equal == "time")):
+            raise UsageError("expected 1 seed or more, and a number of steps or a scale above 0, not both")
+        if inputs & {"shards", "corpus"} and not self.sources:
+            raise UsageError("this ablation pre-trains on text", hint="name files, folders or globs after its name")
+        if "data" in inputs and self.data is None:
+            raise UsageError("this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder")
+        texts = json.dumps([[a.arguments(x), x.finetune, [m.options for m in a.measures_of(x)]] for x in a.arms])
+        for path in (Path(f"{self.data}{name}") for name in re.findall(r'"\{data\}([^"*?]*)"', texts)):
+            if not path.exists():
+                raise BertworksError("this is not in the folder of labelled data", where=str(path))
+        return factor
+
+    def prepare(self) -> Iterator[Event]:
+        """One vocabulary and one set of shards for all arms that read them."""
+        if any("shards" in self.ablation.inputs_of(arm) for arm in self.ablation.arms):
+            reader, tokenizer = read_text(self.sources), self.output / "tokenizer"
+            if not (tokenizer / "tokenizer.json").exists():
+                yield from forward_events(make_vocabulary(reader, tokenizer, self.ablation.vocabulary))
+            yield from forward_events(make_shards(reader, self.shards, Tokenizer.load(tokenizer)))
+
+    def figures(self, arm: ArmConfig, seed: int, factor: float) -> Generator[Event, None, list[dict[str, Any]]]:
+        """The figures of an arm, which is trained first. What is finished is read."""
+        folder, fill = self.output / "arms" / arm.name / f"seed-{seed}", partial(self._fill, seed)
+        path, arguments = folder / "figures.json", self.ablation.arguments(arm)
+        done, measures = read_json(path) if path.exists() else {}, self.ablation.measures_of(arm)
+        if arguments and "training" not in done:
+            done["training"] = yield from self._pretrain(arm, fill(arguments), folder / "model", seed, factor)
+        model = str(folder / "model") if arguments else fill(arm.model)
+        shards = folder / "model/shards" if (folder / "model/shards").exists() else self.shards
+        for one in (one for one in measures if one.name not in done):
+            trained = Arm(
+                model, seed, shards, folder / one.name, done.get("training", {}), fill(arm.finetune), self.device
+            )
+            measured = yield from MEASURES[one.kind](trained, **fill(one.options))
+            done[one.name] = measured._asdict()
+            write_json(path, done)
+            shown = one.show({"mean": measured.value, "interval": None})
+            yield Event("evaluation", f"{arm.name}, seed {seed}: {one.title} {shown}", {"value": measured.value})
+        return [{"arm": arm.name, "seed": seed, "measure": one.name, **done[one.name]} for one in measures]
+
+    def _pretrain(
+        self, arm: ArmConfig, arguments: dict[str, Any], folder: Path, seed: int, factor: float
+    ) -> Generator[Event, None, dict[str, float]]:
+        a = self.ablation
+        if a.equal == "time":
+            arguments["budget"] = f"{60 * factor * a.minutes:.0f}s"
+        else:
+            recipe = self.recipe(arm)
+            if a.equal == "flops" and arm.compared:
+                factor *= self.recipe(a.first).training_flops() / recipe.training_flops()
+            phases = [vars(p) | {"num_steps": max(1, round(factor * p.num_steps))} for p in recipe.train.phases]
+            tables = ("{" + ", ".join(f"{name} = {value}" for name, value in p.items()) + "}" for p in phases)
+            arguments["overrides"] += [f"train.phases=[{', '.join(tables)}]"]
+        done = yield from forward_events(pretrain(output=folder, seed=seed, device=self.device, **arguments))
+        recipe, fields = load_recipe(str(folder / "recipe.toml")), done.fields
+        facts = {"steps": fields["step"], "tokens": fields["tokens"], "seconds": fields["seconds"]}
+        facts |= {"flops": recipe.training_flops(), "parameters": num_trained(recipe), **fields["evaluation"]}
+        return facts | {"tokens_per_second": fields["tokens"] / max(1e-9, fields["seconds"])}
+
+    def recipe(self, arm: ArmConfig) -> Recipe:
+        """The recipe of an arm; after `prepare` with the size of the vocabulary."""
+        arguments = self.ablation.arguments(arm)
+        if "recipe" not in arguments:
+            raise UsageError(f"the arm {arm.name} has no recipe, so no steps", hint="or set equal = 'time'")
+        recipe = load_recipe(arguments["recipe"], arguments["overrides"])
+        if recipe.encoder.vocab_size == 0 and (self.output / "tokenizer").exists():
+            size = Tokenizer.load(self.output / "tokenizer").vocab_size
+            recipe = replace(recipe, encoder=replace(recipe.encoder, vocab_size=size))
+        return recipe
+
+    def _fill(self, seed: int, value: Any) -> Any:
+        """Arguments with the values of their placeholders."""
+        if isinstance(value, dict):
+            return {name: self._fill(seed, part) for name, part in value.items()}
+        if isinstance(value, list) or value == "{corpus}":
+            return [*self.sources] if value == "{corpus}" else [self._fill(seed, part) for part in value]
+
+        def path(match: re.Match[str]) -> str:
+            _, _, arm = match[1].partition("arm:")
+            name, _, measure = arm.partition("/")
+            own = self.output / "arms" / name / f"seed-{seed}" / (measure or "model")
+            return str({"shards": self.shards, "data": self.data}.get(match[1], own))
+
+        return _PLACEHOLDER.sub(path, value) if isinstance(value, str) else value
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def _write(ablation: Ablation, figures: Sequence[Mapping[str, Any]], output: Path) -> tuple[dict[str, Any], str]:
+    """Writes figures and tables. Returns the result of `summarize`, and the tables in Markdown."""
+    lines = ({name: one[name] for name in ("arm", "seed", "measure", "value")} for one in figures)
+    write_text(output / "figures.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+    means = summarize(ablation, figures)
+    write_json(output / "table.json", {"title": ablation.title, "measures": means})
+    tables, about = ablation_tables(ablation, means), about_ablation(ablation, len({one["seed"] for one in figures}))
+    text = f"# {ablation.title}\n\n{about}\n"
+    for title, head, rows in tables:
+        text += f"\n## {title}\n\n{render_table(head, {row[0]: (*row[1:],) for row in rows})}"
+    write_text(output / "table.md", text)
+    sections = [svg.section(title, svg.words(head, rows, wraps=False)) for title, head, rows in tables]
+    page = svg.page(ablation.title, "ablation", ablation.source, [*sections, svg.preformatted("About", about)])
+    write_text(output / "report.html", page)
+    return means, text
+
+
+def summarize(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By measure and arm: `values` of the seeds, their `mean` and `interval`, and `difference` to the first arm, paired
+    by seed and by row: mean, interval, and `resolved`: whether the interval excludes 0. Intervals are of 95 %, over
+    rows and seeds; None: one seed, and no rows."""
+    by_key = {(one["measure"], one["arm"], one["seed"]): one for one in figures}
+    seeds, result = sorted({one["seed"] for one in figures}), dict[str, dict[str, Any]]()
+    for measure, arm in dict.fromkeys((one["measure"], one["arm"]) for one in figures):
+        own = {seed: by_key[measure, arm, seed] for seed in seeds if (measure, arm, seed) in by_key}
+        row = result.setdefault(measure, {})[arm] = _mean([*own.values()])
+        first = [(x, by_key.get((measure, ablation.first.name, seed))) for seed, x in own.items()]
+        if arm != ablation.first.name and (pairs := [_difference(x, y) for x, y in first if y]):
+            change = _mean(pairs)
+            low, high = change["interval"] or (0, 0)
+            row["difference"] = change | {"resolved": not low <= 0 <= high}
+    return result
+
+
+def _mean(figures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    values = [one["value"] for one in figures]
+    samples = [np.array(one["samples"] or [one["value"]] * SAMPLES) for one in figures]
+    known = len(values) > 1 or figures[0]["samples"]
+    interval = interval_of_mean(values, samples) if known else None
+    return {"values": values, "mean": float(np.mean(values)), "interval": interval}
+
+
+def _difference(one: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = zip(one["samples"], first["samples"])  # of the same resamples
+    return {"value": one["value"] - first["value"], "samples": [x - y for x, y in pairs]}
+
+
+Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
+
+
+def ablation_tables(ablation: Ablation, means: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """A table of each measure next to the published figures; and one of the published figures of other measures."""
+    titles = {arm.name: ": ".join(filter(None, (arm.name, arm.title))) for arm in ablation.arms}
+    tables = []
+    for measure in ablation.measures:
+        rows = []
+        for arm in (arm for arm in ablation.arms if arm.name in means.get(measure.name, {})):
+            row = means[measure.name][arm.name]
+            change = row.get("difference")
+            shown = measure.show(change, "+") if change else ""
+            shown += f": {NOT_RESOLVED}" if change and change["interval"] and not change["resolved"] else ""
+            rows.append([titles[arm.name], measure.show(row), shown, str(arm.published.get(measure.name, ""))])
+        head = ["arm", "mean", f"difference to {ablation.first.name}", "published"]
+        tables.append((measure.title + ", in percent" * measure.percent, head, rows))
+    names = {name: None for arm in ablation.arms for name in arm.published if name not in means}
+    if names:
+        rows = [[titles[arm.name], *(str(arm.published.get(name, "")) for name in names)] for arm in ablation.arms]
+        tables.append(("Published, not measured here", ["arm", *names], rows))
+    return tables
+
+
+def about_ablation(ablation: Ablation, seeds: int) -> str:
+    """What the tables are of."""
+    equal = {"steps": "equal steps", "flops": "equal matrix-product operations", "time": "equal time"}[ablation.equal]
+    chance = "over held-out rows and seeds" if seeds > 1 else "over held-out rows only, not over seeds"
+    lines = [f"Published: {ablation.source}.", f"Pre-trained with {equal}; {seeds} seed{'s' * (seeds > 1)}."]
+    lines += [f"Intervals: 95 %, {chance}. Differences are paired by seed and by row."]
+    return "\n".join([*lines, *filter(None, [ablation.note])])

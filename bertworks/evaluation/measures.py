@@ -1,0 +1,133 @@
+"""What an ablation reads of a trained arm: figures of held-out text, of a fine-tuning, of the training.
+
+- `MEASURES`: the measures by kind; the options of a measure are the keyword arguments of its function
+- `Arm`: what a measure reads; `Measured`: the figure and its resamples
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from bertworks.batching.masking import MaskingConfig
+from bertworks.batching.sampling import FORMATS, Format
+from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.model_folder import check_components, load_model
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.storage import read_json
+from bertworks.errors import UsageError, require
+from bertworks.events import Event, forward_events
+from bertworks.metrics.intervals import Array, RowSums, ratio, resampled
+from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
+from bertworks.text.shards import Shards
+from bertworks.training.device import choose_device
+from bertworks.training.loop import evaluate
+from bertworks.training.objectives import PretrainingModel, heads_of
+from bertworks.training.recipe import ObjectiveKind
+
+
+class Arm(NamedTuple):
+    """A trained arm of an ablation, with one seed.
+
+    shards: the text of which this seed holds documents out. output: a new folder for a fine-tuning. facts: figures of
+    the pre-training. finetune: arguments of the arm for each of its fine-tunings.
+    """
+
+    model: str
+    seed: int
+    shards: Path
+    output: Path
+    facts: Mapping[str, float]
+    finetune: Mapping[str, Any]
+    device: str
+
+
+class Measured(NamedTuple):
+    """A figure; and the same of SAMPLES resamples of its rows, or [] if it has no rows. Arms that are measured on the
+    same rows have the same resamples, so that their difference is paired."""
+
+    value: float
+    samples: list[float]
+
+
+Measuring = Generator[Event, None, Measured]
+
+
+def measure_held_out(
+    arm: Arm, *, predict: Literal["tokens", "pairs"] = "tokens", figure: str = "loss", mask: float = 0.8,
+    random: float = 0.1, format: Format = "full_sentences", sequence_length: int = 128, sequences: int = 512,
+) -> Measuring:  # fmt: skip
+    """The loss, accuracy or perplexity of held-out sequences, which are the rows: of their masked tokens; or of their
+    pairs by the head of pairs, whatever it was trained for.
+
+    mask, random: fractions of the predicted tokens that become [MASK], or any token. With 0 and 0 the network reads
+    the text as it is, as in fine-tuning.
+    format: of pairs: "next_sentence" (does B follow A?) or "sentence_order" (in order, or swapped?).
+
+    Raises:
+        UsageError: a format without pairs.
+        BertworksError: the model lacks the head, or has another vocabulary.
+    """
+    path, shards = resolve_model(arm.model), Shards.open(arm.shards)
+    config, state, tokenizer = load_model(path, needs={"encoder"})
+    what = "the vocabulary of the model is not that of the held-out text"
+    require(tokenizer.tokens == shards.tokenizer().tokens, what, path, "measure a fine-tuning instead")
+    longest, hint = config.max_position_embeddings, "set sequence_length in the options of the measure"
+    require(sequence_length <= longest, f"the model reads {longest} tokens, not {sequence_length}", path, hint)
+    kind: ObjectiveKind = "masked_lm"
+    if predict == "pairs":
+        kind = "sentence_order" if "sentence_order" in component_names(state) else "next_sentence"
+        if not FORMATS[format].targets:
+            raise UsageError(f"sequences of the format {format!r} have no pairs", hint="name next_sentence")
+    check_components(component_names(state), set(heads_of([kind])), path)
+    network = PretrainingModel(config, {kind: 1.0}).to(choose_device(arm.device))
+    network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+    store, rows = split_long_documents(shards), []
+    documents = split_documents(store, arm.seed)[1]
+    batches = held_out_batches(
+        store, documents, shards.tokenizer(), format=format, sequence_length=sequence_length, sequences=sequences,
+        masking=MaskingConfig(dynamic=False, mask=mask, random=random), at_once=1,
+    )  # fmt: skip
+    yield Event("stage", f"evaluating {len(batches):,} held-out sequences", {"stage": "held-out"})
+    for batch in batches:
+        target = batch.targets["masked_lm" if predict == "tokens" else format]
+        stats = evaluate(network, [replace(batch, targets={kind: target})], "fp32")[kind]
+        rows.append([stats.loss * stats.count, stats.accuracy * stats.count, stats.count])
+
+    def score(sums: Array) -> Array:
+        value = ratio(sums[:, int(figure == "accuracy")], sums[:, 2])
+        return np.exp(value) if figure == "perplexity" else value
+
+    metric = RowSums(np.array(rows), score)
+    return Measured(metric.value, np.round(resampled(metric), 8).tolist())
+
+
+def measure_finetuning(arm: Arm, *, data: str, **options: Any) -> Measuring:
+    """The score on dev of a fine-tuning. options: of `bertworks.finetune`."""
+    request = make_finetune_request(data, **{"model": arm.model, "seed": arm.seed, **options, **arm.finetune})
+    done = yield from forward_events(finetune_events(arm.output, request, device=arm.device))
+    return Measured(done.fields["score"], read_json(arm.output / "result.json")["resamples"])
+
+
+def measure_training(arm: Arm, *, figure: str) -> Measuring:
+    """A figure of the pre-training: its `steps`, `tokens`, `flops`, `seconds`, `tokens_per_second`, the `parameters`
+    of the model, or one of its last evaluation, as `replaced_token_accuracy`.
+
+    Raises:
+        UsageError: it has no such figure.
+    """
+    if figure not in arm.facts:
+        what = f"the training of {arm.model} has no figure {figure!r}"
+        raise UsageError(what, hint=f"name one of {', '.join(arm.facts)}")
+    yield Event("stage", figure, {"stage": "training"})
+    return Measured(arm.facts[figure], [])
+
+
+MEASURES: Mapping[str, Callable[..., Measuring]] = {
+    "held_out": measure_held_out,
+    "finetuning": measure_finetuning,
+    "training": measure_training,
+}
