@@ -23,7 +23,7 @@ from bertworks.checkpoints.model_folder import (
     save_model,
     task_settings,
 )
-from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.datasets.schema import TaskType
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
@@ -157,6 +157,14 @@ class FinetuneRequest:
         return content
 
 
+def task_name(data: str | StoredRows) -> str:
+    """The name of a data set in a joint fine-tuning: its folder, or its file without suffixes; "": rows in memory."""
+    if isinstance(data, StoredRows):
+        return ""
+    name = Path(data).name
+    return name if Path(data).is_dir() else name.partition(".")[0] or name
+
+
 def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
     """The recipe of a request, with its seed and a precision."""
     given = {"precision": request.precision, "seed": request.seed}
@@ -175,6 +183,7 @@ class FinetuneJob:
     """
 
     evaluates_start = False  # a network with a new head may be good by chance
+    shared: Path | None = None  # see `save_model`
     describe = staticmethod(format_metrics)
 
     def __init__(
@@ -191,7 +200,10 @@ class FinetuneJob:
         data, source: its data and its model, if they are read already.
         """
         given = recipe = recipe or _recipe_of(request, device)
-        folder = source[0] if source else ModelFolder(resolve_model(request.model))
+        # The encoder of a joint fine-tuning: with the head of the task of the same name, or without one.
+        self.joint, name = joint_tasks(request.model), task_name(request.data)
+        known = self.joint.get(name) or next(iter(self.joint.values()), None)
+        folder = source[0] if source else ModelFolder(known or resolve_model(request.model))
         self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
         self.source = folder, self.model
         self.data = data or read_data(
@@ -210,7 +222,8 @@ class FinetuneJob:
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in training_groups(features, d.task)]
         self.head: TaskConfig | None = None
-        if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
+        has_head = not self.joint or name in self.joint
+        if not request.new_head and has_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
             check_same_task(self.head, d, request.model)
         labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
@@ -264,6 +277,9 @@ class FinetuneJob:
             order = torch.tensor([head.labels.index(label) for label in self.description.labels])
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
         missing, _ = network.load_state_dict(state, strict=False)
+        if self.joint:
+            what = "encoder and head" if head else "encoder, with a new head: there is no task of this name,"
+            notes.append(f"starts from the {what} of {self.source[0].folder}")
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:
@@ -362,7 +378,8 @@ class FinetuneJob:
         m = self.model
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
         head, card = task_settings(self.description, m.config.family), self.card(folder, facts["evaluation"])
-        save_model(folder, state, m.config, m.tokenizer, card=card, head=head)  # its dropout is not that of the recipe
+        # Its dropout is not that of the recipe.
+        save_model(folder, state, m.config, m.tokenizer, card=card, head=head, shared=self.shared)
         self.description.save(folder)
         self._saved = self._last if facts["evaluated"] == facts["step"] else None
 

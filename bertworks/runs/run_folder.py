@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 import bertworks
+from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.training_state import locked
 from bertworks.errors import UsageError, as_path, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
@@ -30,7 +31,7 @@ FILES = (  # of a run folder, besides run.json
     *TOKENIZER_FILES,
     "schedule.jsonl", "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
 )  # fmt: skip
-FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
+FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", TASKS)
 
 
 def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:
