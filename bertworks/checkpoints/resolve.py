@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
+from bertworks.errors import BertworksError, as_path, quoted, require
 from bertworks.io.atomic_write import sha256
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -77,17 +77,13 @@ def task_folder(model: str | Path, task: str | None) -> str | Path:
     """The folder of a task of a joint fine-tuning; without a task: the model itself.
 
     Raises:
-        UsageError: no joint fine-tuning, or no such task.
+        BertworksError: no joint fine-tuning, or no such task.
     """
     if task is None:
         return model
     tasks = joint_tasks(model)
-    if not tasks:
-        what = "the model was not fine-tuned jointly: it has no tasks to choose from"
-        raise UsageError(what, where=str(model), hint="leave out --task")
-    if task not in tasks:
-        what = f"there is no task {task!r}: the model has {', '.join(tasks)}"
-        raise UsageError(what, where=str(model), hint=f"--task {next(iter(tasks))}")
+    require(tasks, "the model was not fine-tuned jointly: it has no tasks to choose from", model, "leave out --task")
+    require(task in tasks, f"no task {task!r}: the model has {', '.join(tasks)}", model, f"--task {[*tasks, ''][0]}")
     return tasks[task]
 
 

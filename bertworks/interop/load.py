@@ -201,7 +201,6 @@ def load(
             fills and explanations are in fp32, scores and replaced tokens in bf16 if `precision` is bf16.
 
     Raises:
-        UsageError: the model has no such task.
-        BertworksError: no such model, or files that are damaged or not of a BERT.
+        BertworksError: no such model or task, or files that are damaged or not of a BERT.
     """
     return LoadedModel(task_folder(model, task), device=device, precision=precision)

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -82,15 +83,13 @@ def finetune_events(
         job = FinetuneJob(one, device_, recipe, data)
         return _fit_budget(job, seconds_of(one.budget), begin, processes) if one.budget and recipe is None else job
 
-    def train(job: FinetuneJob, processes: Processes) -> Iterator[Event]:
-        return _train(job, output, device_, processes, baselines)
-
-    yield from finetuning(output, request, device_, overwrite, make_job, train)
+    yield from finetuning(output, request, device_, overwrite, make_job, partial(_train, baselines=baselines))
 
 
 def finetuning(
     output: Path, request: FinetuneRequest | JointRequest, device: torch.device, overwrite: bool,
-    make_job: Callable[[FinetuneRecipe | None, int], Job], train: Callable[[Job, Processes], Iterator[Event]],
+    make_job: Callable[[FinetuneRecipe | None, int], Job],
+    train: Callable[[Job, Path, torch.device, Processes], Iterator[Event]],
 ) -> Iterator[Event]:  # fmt: skip
     """The events of a request in its folder, by one or several processes; those of a finished one are the last alone.
 
@@ -112,7 +111,7 @@ def finetuning(
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
                     write_text(recipe_file, dump_recipe(job.recipe))
-                yield from train(job, processes)
+                yield from train(job, output, device, processes)
         elif processes.first:
             processes.meet()
         done = read_json(output / FINISHED)

@@ -184,7 +184,6 @@ class FinetuneJob:
 
     evaluates_start = False  # a network with a new head may be good by chance
     shared: Path | None = None  # see `save_model`
-    describe = staticmethod(format_metrics)
 
     def __init__(
         self,
@@ -234,9 +233,10 @@ class FinetuneJob:
         self.precision = cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.clozes = list(featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed))
-        self.num_steps = recipe.cloze_steps + recipe.epochs * self.train_batches.steps_per_epoch
+        self.steps_per_epoch = self.train_batches.steps_per_epoch
+        self.num_steps = recipe.cloze_steps + recipe.epochs * self.steps_per_epoch
         self.keeps, self.evaluates = recipe.select, not self.data.is_validated
-        self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
+        self.evaluate_every = max(1, self.steps_per_epoch // recipe.evaluations)
         self.vocab_subset = VocabSubset([*self.groups, *self.clozes, *self.dev_units], c.vocab_size)
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids))
         if recipe.dropout >= 0:
@@ -278,8 +278,7 @@ class FinetuneJob:
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
         missing, _ = network.load_state_dict(state, strict=False)
         if self.joint:
-            what = "encoder and head" if head else "encoder, with a new head: there is no task of this name,"
-            notes.append(f"starts from the {what} of {self.source[0].folder}")
+            notes.append(f"starts from the encoder{' and the head' * bool(head)} in {self.source[0].folder}")
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:
@@ -333,6 +332,9 @@ class FinetuneJob:
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
+    def describe(self, figures: Mapping[str, float]) -> str:
+        return format_metrics(figures)
+
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         assert isinstance(network, TaskModel)
         self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
@@ -367,7 +369,7 @@ class FinetuneJob:
 
     def progress(self, step: int) -> dict[str, Any]:
         step = max(0, step - self.recipe.cloze_steps)
-        return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
+        return {"epoch": step / self.steps_per_epoch, "epochs": self.recipe.epochs}
 
     def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None) -> str:
         """The model card. figures: on dev; result: of the final evaluation, as in result.json."""

@@ -26,7 +26,6 @@ from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card
 from bertworks.runs.training_run import TrainingRun
 from bertworks.training.device import choose_device, disable_heap_trim
-from bertworks.training.recipe import FinetuneRecipe
 
 # Options of one data set, and their values that mean nothing
 _OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(("dev", "task", "text", "label", "group", "metric"), (None, ()))
@@ -76,42 +75,33 @@ def joint_events(
         UsageError, BertworksError: as `finetune_events`.
     """
     output, device_ = as_path(output, "output folder"), choose_device(device)
-
-    def make_job(recipe: FinetuneRecipe | None, processes: int) -> JointJob:
-        return JointJob(request, device_, recipe)
-
-    def train(job: JointJob, processes: Processes) -> Iterator[Event]:
-        return _train(job, output, device_, processes)
-
-    yield from finetuning(output, request, device_, overwrite, make_job, train)
+    yield from finetuning(
+        output, request, device_, overwrite, lambda recipe, _: JointJob(request, device_, recipe), _train
+    )
 
 
 def _train(job: JointJob, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
-    survey, seconds = {name: one.data_report.as_dict() for name, one in job.jobs.items()}, 0.0
+    seconds, part = 0.0, job.steps_per_epoch / sum(job.sizes)
     disable_heap_trim()
     if processes.first:
-        write_json(output / "data.json", survey)
-        part = job.steps_per_epoch / sum(job.sizes)
         seconds = part * sum(forecast(one, device, processes.count) for one in job.jobs.values())
         processes.meet()
     for name, one in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
         yield from make_featurizer(one.description, one.model.tokenizer).examples(one.train)
     steps = f"{job.recipe.epochs} epochs of {job.steps_per_epoch:,} steps, {job.recipe.batch_size} at a time"
-    text = f"{job.data_report()}\ntraining     {steps}, each of one task\n"
+    text = f"{job.survey}\ntraining     {steps}, each of one task\n"
     text += f"time         about {duration(seconds)} on this machine"
-    yield Event("plan", text, {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds})
+    yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
     done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
         evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device) for n, one in job.jobs.items()}
         results = {name: result for name, (result, _) in evaluated.items()}
         write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
-        page = job.report(output, results)
-        kept = ("figures", "rows", "intervals", "calibration", "baselines")
-        tasks = {name: {key: result[key] for key in kept} for name, result in results.items()}
-        text = "\n\n".join([*(text for _, text in evaluated.values()), f"see {page}"])
-        fields = done.fields | {"tasks": tasks, "best": done.fields["best"] or {}}
-        write_json(output / FINISHED, {"text": text, "fields": fields})
+        text = "\n\n".join(text for _, text in evaluated.values())
+        job.report(output, f"{text}\n\n")
+        figures = {name: result["figures"] for name, result in results.items()}
+        write_json(output / FINISHED, {"text": text, "fields": done.fields | {"figures": figures}})
         shutil.rmtree(output / "checkpoints", ignore_errors=True)
     processes.wait()
 

@@ -14,7 +14,7 @@ from bertworks.checkpoints.resolve import TASKS
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.task_metrics import format_metrics
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, VocabSubset
-from bertworks.runs.report import write_joint_report
+from bertworks.runs.report import write_task_report
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 from bertworks.training.task_heads import JointModel, TaskModel
@@ -39,17 +39,15 @@ class JointRequest:
         return {"joint": {name: one.content() for name, one in self.tasks.items()}, "mix": self.mix}
 
 
-class JointJob:
+class JointJob(FinetuneJob):
     """Several fine-tunings of one encoder, for a `TrainingRun`. Each step is a batch of one task.
 
     jobs: that of each task, by name. They share the encoder, and the rows of its embedding matrix.
     """
 
-    evaluates, evaluates_start = True, False
-
     def __init__(self, request: JointRequest, device: torch.device, recipe: FinetuneRecipe | None = None):
         """Reads and checks everything that a request names. recipe: as in `FinetuneJob`."""
-        self.request, self.jobs = request, dict[str, FinetuneJob]()
+        self.mix, self.jobs = request.mix, dict[str, FinetuneJob]()
         for name, one in request.tasks.items():
             _check(recipe or load_finetune_recipe(one.recipe, one.overrides))
             others = [job for job in self.jobs.values() if not job.joint]  # with the same model
@@ -61,8 +59,9 @@ class JointJob:
         self.recipe = recipe = jobs[0].recipe
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
         self.precision, self.keeps, self.model_name = jobs[0].precision, recipe.select, jobs[0].model_name
+        self.metric, self.evaluates = "score", True
         self.sizes = [job.train_batches.steps_per_epoch for job in jobs]
-        self.steps_per_epoch = sum(joint_sizes(self.sizes, request.mix))
+        self.steps_per_epoch = sum(joint_sizes(self.sizes, self.mix))
         self.num_steps = recipe.epochs * self.steps_per_epoch
         self.evaluate_every = max(1, self.steps_per_epoch // recipe.evaluations)
         self.groups = min((job.groups for job in jobs), key=len)
@@ -71,10 +70,10 @@ class JointJob:
         for job in jobs:
             job.vocab_subset, job.config = subset, replace(job.config, vocab_size=len(subset.ids))
 
-    def blank(self) -> JointModel:
+    def blank(self) -> JointModel:  # type: ignore[override]
         return JointModel({name: job.blank() for name, job in self.jobs.items()})
 
-    def begin(self) -> tuple[JointModel, list[str]]:
+    def begin(self) -> tuple[JointModel, list[str]]:  # type: ignore[override]
         models, notes = dict[str, TaskModel](), list[str]()
         for name, job in self.jobs.items():
             models[name], some = job.begin()
@@ -86,7 +85,7 @@ class JointJob:
         names = [*each]
 
         def batches(step: int) -> list[Batch]:
-            task, number = joint_step(step, self.sizes, self.request.mix, self.seed)
+            task, number = joint_step(step, self.sizes, self.mix, self.seed)
             name = names[task]
             return [replace(batch, targets={name: BatchTarget(*batch.target)}) for batch in each[name](number)]
 
@@ -107,25 +106,12 @@ class JointJob:
     def describe(self, figures: Mapping[str, float]) -> str:
         return "; ".join(f"{name}: {format_metrics(self.of_task(name, figures))}" for name in self.jobs)
 
-    def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        return (figures["score"], -figures["loss"]) > (best["score"], -best["loss"])
-
-    def enough(self, evaluated: int, best: int) -> bool:
-        return self.keeps == "best" and 0 < self.recipe.patience * self.evaluate_every <= evaluated - best
-
-    def baseline(self) -> tuple[str, dict[str, Any]] | None:
-        return None
-
     def flops_per_token(self, step: int) -> float:
         return fmean(job.flops_per_token(step) for job in self.jobs.values())
 
-    def cost(self, steps: int) -> float:
-        return float(steps)
-
-    def progress(self, step: int) -> dict[str, Any]:
-        return {"epoch": step / self.steps_per_epoch, "epochs": self.recipe.epochs}
-
-    def data_report(self) -> str:
+    @property
+    def survey(self) -> str:
+        """What is known of the data of each task, for people."""
         return "\n".join(f"task {name}\n{job.data_report}" for name, job in self.jobs.items())
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
@@ -135,9 +121,8 @@ class JointJob:
             figures = self.of_task(name, facts["evaluation"])
             job.save(folder / TASKS / name, cast(JointModel, network).task(name), {**facts, "evaluation": figures})
 
-    def report(self, folder: Path, results: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
-        metrics = {name: job.metric for name, job in self.jobs.items()}
-        return write_joint_report(folder, metrics, self.data_report(), results)
+    def report(self, folder: Path, results: str = "") -> Path:
+        return write_task_report(folder, self.metric, f"{results}{self.survey}", None)
 
 
 def _check(recipe: FinetuneRecipe) -> None:

@@ -121,31 +121,6 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     return _write(folder, "fine-tuning", summary, sections)
 
 
-def write_joint_report(
-    folder: Path, tasks: Mapping[str, str], data: str, results: Mapping[str, Mapping[str, Any]] | None
-) -> Path:
-    """Draws the page of a joint fine-tuning and returns its path.
-
-    Args:
-        tasks: the metric of each task. data, results: as in `write_task_report`, of all tasks.
-
-    Raises:
-        BertworksError: the page cannot be written.
-    """
-    steps, evaluations = _read_rows(folder)
-    charts: list[Chart] = [("Loss", "loss", svg.plain, False)]
-    charts += [(f"{name}: {_title(m, 'on dev')}", f"{name}/{m}", _show(m), False) for name, m in tasks.items()]
-    sections = [svg.side_by_side(_lines([*charts, *OPTIMIZATION_CHARTS], steps, evaluations, "dev", {}))]
-    if results:
-        rows = [
-            [name, format_metrics(result["figures"], result["intervals"]), f"tasks/{name}/report.html"]
-            for name, result in results.items()
-        ]
-        sections.insert(0, svg.section("Tasks", svg.words(["task", "on dev", "see"], rows, wraps=False)))
-    sections.append(svg.preformatted("Data", data))
-    return _write(folder, "joint fine-tuning", _spent(steps, evaluations), sections)
-
-
 def joint_card(folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]) -> str:
     """The card of a joint fine-tuning. results: as in result.json, of each task."""
     base = model_name if is_model_name(model_name) else Path(model_name).name
@@ -156,9 +131,7 @@ them together (MT-DNN, Liu et al. 2019). Each folder in `tasks` is a complete mo
     sections = {
         "Quality": render_table(("Task", "On dev"), scores),
         "Use": render_code("", "".join(f"bertworks predict . new.csv --task {name}\n" for name in results)),
-        "Limits": _LIMITS,
         "Recipe": render_code("toml", dump_recipe(recipe)),
-        "Software": render_table(("Package", ""), versions()),
     }
     return render_card(folder.resolve().name, text, sections, hub={})
 

@@ -11,6 +11,7 @@ from bertworks.config import Range, Settings
 
 BLOCKS = "encoder.blocks."
 STACKED = ".attention.qkv.weight"  # three matrices in one
+State = dict[str, Tensor]  # of a parameter
 MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
 
 
@@ -80,31 +81,26 @@ class SkippingOptimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     gradient = p.grad if self.grad_scale is None else p.grad / self.grad_scale
-                    state = self.state[p]
-                    new, after = self._after(p, gradient, group, state)
                     skips = torch.zeros((), device=p.device) if self.found_inf is None else self.found_inf
-                    for old, value in [(p, new), *((state[name], value) for name, value in after.items())]:
-                        old.copy_(torch.where(skips > 0, old, value))
+                    for name, new in self._after(p, gradient, group, self.state[p]).items():
+                        old = self.state[p].get(name, p)
+                        old.copy_(torch.where(skips > 0, old, new))
 
-    def _after(
-        self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """A parameter and its state after the step."""
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
+        """A parameter, as "parameter", and its state after the step."""
         raise NotImplementedError
 
 
 class Adamax(SkippingOptimizer):
     """Adamax (Kingma and Ba 2015, algorithm 2), in the form of torch.optim.Adamax."""
 
-    def _after(
-        self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
         beta1, beta2 = group["betas"]
         gradient, step = gradient.add(p, alpha=group["weight_decay"]), state["step"] + 1
         mean = state["exp_avg"].lerp(gradient, 1 - beta1)
         largest = torch.maximum(state["exp_inf"] * beta2, gradient.abs() + group["eps"])
         new = p - group["lr"] / (1 - beta1**step) * (mean / largest)
-        return new, {"step": step, "exp_avg": mean, "exp_inf": largest}
+        return {"parameter": new, "step": step, "exp_avg": mean, "exp_inf": largest}
 
 
 class Lamb(SkippingOptimizer):
@@ -114,9 +110,7 @@ class Lamb(SkippingOptimizer):
     `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its own.
     """
 
-    def _after(
-        self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
         beta1, beta2 = group["betas"]
         step = state["step"] + 1
         mean = beta1 * state["exp_avg"] + (1 - beta1) * gradient
@@ -127,7 +121,7 @@ class Lamb(SkippingOptimizer):
             for part, weights in zip(change.chunk(group["stacked"]), p.chunk(group["stacked"]), strict=True):
                 of_weights, of_change = weights.norm(), part.norm()
                 part.mul_(torch.where((of_weights > 0) & (of_change > 0), of_weights / of_change, 1.0))
-        return p - group["lr"] * change, {"step": step, "exp_avg": mean, "exp_avg_sq": square}
+        return {"parameter": p - group["lr"] * change, "step": step, "exp_avg": mean, "exp_avg_sq": square}
 
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimizer:
@@ -146,11 +140,10 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
         for (factor, decay, stacked), part in members.items()
     ]
     defaults: dict[str, Any] = {"lr": c.learning_rate, "betas": (c.beta1, c.beta2), "eps": c.eps}
+    own: dict[str, type[SkippingOptimizer]] = {"lamb": Lamb, "adamax": Adamax}
     optimizer: torch.optim.Optimizer
-    if c.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(groups, **defaults, fused=True)
-    else:
-        optimizer = (Lamb if c.optimizer == "lamb" else Adamax)(groups, defaults)
+    kind = own.get(c.optimizer)
+    optimizer = kind(groups, defaults) if kind else torch.optim.AdamW(groups, **defaults, fused=True)
     second = "exp_inf" if c.optimizer == "adamax" else "exp_avg_sq"
     for p in (p for part in members.values() for p in part):
         # The corrections are powers of the betas: after many steps there is no correction.

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -270,14 +270,20 @@ class JointModel(TrainableModel):
     def __init__(self, tasks: Mapping[str, TaskModel]):
         super().__init__()
         models = [*tasks.values()]
-        self.weights, self.names = {"task": 1.0}, [*tasks]
+        self.weights = {"task": 1.0}
         self.encoder, self.pooler = models[0].encoder, next((m.pooler for m in models if m.pooler is not None), None)
         for model in models:
             model.encoder, model.pooler = self.encoder, None if model.pooler is None else self.pooler
-        self.tasks = nn.ModuleList(models)
+        self.heads = nn.ModuleList(model.get_submodule(model.task.head) for model in models)
+        self._models = {**tasks}  # no submodules: each parameter is registered once, as `functional_call` needs it
 
     def task(self, name: str) -> TaskModel:
-        return cast(TaskModel, self.tasks[self.names.index(name)])
+        return self._models[name]
+
+    def train(self, mode: bool = True) -> Self:
+        for model in self._models.values():
+            model.train(mode)
+        return super().train(mode)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return self.task(*batch.targets).counts(batch)
