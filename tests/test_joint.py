@@ -105,9 +105,6 @@ def test_two_tasks_give_the_encoder_the_sum_of_their_gradients(precision: Any) -
             )
             assert p.grad is not None
             expected[key] = expected.get(key, 0) + p.grad / sum(counts)
-    optimizer = torch.optim.SGD(joint.parameters(), lr=0.0)
-    for group in optimizer.param_groups:
-        group["factor"] = 1.0
     seen: dict[str, torch.Tensor] = {}
 
     def keep() -> None:
@@ -115,7 +112,7 @@ def test_two_tasks_give_the_encoder_the_sum_of_their_gradients(precision: Any) -
 
     batches = [named(task) for task in tasks[:2]]
     c = OptimizerConfig(max_grad_norm=0.0)
-    next(train(joint, optimizer, lambda _: batches, c, 1, precision=precision, before_update=keep))
+    next(train(joint, make_optimizer(joint, c), lambda _: batches, c, 1, precision=precision, before_update=keep))
     assert seen.keys() == {name for name, _ in joint.named_parameters()}
     limit = 1e-4 if precision == "fp32" else 0.1
     for name, gradient in seen.items():
