@@ -11,9 +11,7 @@ Folders may be hostile: nothing in them is executed, and pickles are never opene
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -23,17 +21,17 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.families.family import FAMILIES, Family
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import config_from_huggingface, own_type
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
-from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
+from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_sharded, write_weights
 from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
-from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
+from bertworks.io.atomic_write import sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.task_heads import SentenceVectors
@@ -329,37 +327,11 @@ def save_model(
     save_settings(folder, config, tokenizer, head)
     theirs = {name: value.float() for name, value in theirs.items()}
     if shared is None:
-        _write_weights(folder / WEIGHTS, theirs)
+        write_weights(folder / WEIGHTS, theirs)
     else:
-        _save_sharded(folder, theirs, FAMILIES[config.family], shared)
+        family = FAMILIES[config.family]
+        write_sharded(folder / INDEX, theirs, tuple(family.prefix + part for part in family.body), shared / INDEX)
     write_text(folder / "README.md", card)
-
-
-def _write_weights(path: Path, theirs: dict[str, Tensor]) -> None:
-    with replacing(path) as temporary:
-        write_tensors(temporary, theirs, {"format": "pt"})
-
-
-def _save_sharded(folder: Path, theirs: dict[str, Tensor], family: Family, shared: Path) -> None:
-    """Writes the weights as two files: the body and the others. The body is written in the folder `shared`; elsewhere
-    it is a hard link to that file, or a copy where the disk has no links. The index comes last, and is away meanwhile:
-    a folder never has the body of one step and the head of another."""
-    index, (body, head) = folder / INDEX, (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
-    index.unlink(missing_ok=True)
-    if folder == shared:
-        names = {name for name in theirs if name.startswith(tuple(family.prefix + part for part in family.body))}
-        _write_weights(folder / body, {name: theirs[name] for name in names})
-    else:
-        names = {name for name, file in read_json(shared / INDEX)["weight_map"].items() if file == body}
-        with replacing(folder / body) as temporary:
-            try:
-                os.link(shared / body, temporary)
-            except OSError:
-                shutil.copyfile(shared / body, temporary)
-    _write_weights(folder / head, {name: value for name, value in theirs.items() if name not in names})
-    size = sum((folder / file).stat().st_size for file in (body, head))
-    files = {name: body if name in names else head for name in sorted({*theirs, *names})}
-    write_json(index, {"metadata": {"total_size": size}, "weight_map": files})
 
 
 def save_settings(folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any]) -> None:

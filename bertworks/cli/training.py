@@ -181,18 +181,31 @@ def check(
     console.say(f"next: bertworks finetune {shlex.join([data, *words, *read.words])} -o MODEL-FOLDER")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """Several data sets.
+
+    Args:
+        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of them. A task has the
+            name of its file or folder.
+        mix: With --joint, batches of all other data sets together for one of the first; 0: all.
+    """
+
+    joint: console.Flag = False
+    mix: float = 0.0
+
+
 def finetune(
     data: console.Inputs,
     /,
     *,
     output: console.Output,
-    joint: console.Flag = False,
-    mix: float = 0.0,
     model: str = "minilm",
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
     training: console.Trainings = console.Training(),
+    several: Annotated[Joint, Parameter("*")] = Joint(),
     budget: str | None = None,
     recipe: str | None = None,
     settings: console.Settings = None,
@@ -215,17 +228,13 @@ def finetune(
     Args:
         data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder
             with a train and a dev file. With --joint several.
-        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of them. The task has the
-            name of the file or folder.
-        mix: With --joint, batches of all other data sets together for one of the first; 0: all.
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs
             by the cosine of their vectors, and train from there. auto: with few rows cosine for pairs, full for other
             data, unless another one is clearly better on rows that it did not see; else full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
             cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, paper, electra, feature_based (an LSTM on a frozen BERT), mt-dnn, or a .toml file. Unset:
-            stable; with --joint mt-dnn.
+        recipe: stable, mt-dnn (with --joint), paper, electra, feature_based (LSTM on a frozen BERT), or a .toml file.
         metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
         seeds: Number of runs with different seeds; reports mean and 95 % interval.
@@ -239,22 +248,27 @@ def finetune(
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
     options: dict[str, Any] = {
-        "model": model, "recipe": recipe or ("mt-dnn" if joint else "stable"), "overrides": settings or [],
+        "model": model, "recipe": recipe or ("mt-dnn" if several.joint else "stable"), "overrides": settings or [],
         "metric": metric, "read": read, "seed": seed, "new_head": reset_head, "method": method,
         "precision": None if precision == "auto" else precision, "validation": validation, "budget": budget,
         **vars(training), **vars(meaning),
     }  # fmt: skip
-    if joint:
-        several = bw.make_joint_request(data, mix=mix, seeds=seeds, folds=folds, sweep=sweep, **options)
-        return bw.joint_events(output, several, device=device, overwrite=overwrite)
-    if len(data) > 1 or mix:
-        what = "--mix is for --joint" if mix else f"{len(data)} data sets, and a model for one of them is trained"
+    return _finetune(data, output, several, {"device": device, "overwrite": overwrite}, options, seeds, folds, sweep)
+
+
+def _finetune(
+    data: list[str], output: Path, several: Joint, run: dict[str, Any], options: dict[str, Any], seeds: int,
+    folds: int, sweep: list[str] | None,
+) -> Iterable[Event]:  # fmt: skip
+    if several.joint:
+        joint = bw.make_joint_request(data, mix=several.mix, seeds=seeds, folds=folds, sweep=sweep, **options)
+        return bw.joint_events(output, joint, **run)
+    if len(data) > 1 or several.mix:
+        what = "--mix is for --joint" if several.mix else f"{len(data)} data sets, and a model for one is trained"
         raise UsageError(what, hint="--joint trains one encoder with a head for each")
     request = bw.make_finetune_request(data[0], **options)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
-    if len(trials) == 1:
-        return bw.finetune_events(output, request, device=device, overwrite=overwrite)
-    return bw.run_trials(output, trials, device=device, overwrite=overwrite)
+    return bw.finetune_events(output, request, **run) if len(trials) == 1 else bw.run_trials(output, trials, **run)
 
 
 def predict(

@@ -165,6 +165,11 @@ def task_name(data: str | StoredRows) -> str:
     return name if Path(data).is_dir() else name.partition(".")[0] or name
 
 
+def _initial_folder(model: str, joint: Mapping[str, Path], name: str) -> Path:
+    """Of a joint fine-tuning: the folder of the task of this name, or else the first one, for its encoder alone."""
+    return joint.get(name) or next(iter(joint.values()), None) or resolve_model(model)
+
+
 def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
     """The recipe of a request, with its seed and a precision."""
     given = {"precision": request.precision, "seed": request.seed}
@@ -199,10 +204,8 @@ class FinetuneJob:
         data, source: its data and its model, if they are read already.
         """
         given = recipe = recipe or _recipe_of(request, device)
-        # The encoder of a joint fine-tuning: with the head of the task of the same name, or without one.
         self.joint, name = joint_tasks(request.model), task_name(request.data)
-        known = self.joint.get(name) or next(iter(self.joint.values()), None)
-        folder = source[0] if source else ModelFolder(known or resolve_model(request.model))
+        folder = source[0] if source else ModelFolder(_initial_folder(request.model, self.joint, name))
         self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
         self.source = folder, self.model
         self.data = data or read_data(
@@ -221,8 +224,8 @@ class FinetuneJob:
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in training_groups(features, d.task)]
         self.head: TaskConfig | None = None
-        has_head = not self.joint or name in self.joint
-        if not request.new_head and has_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
+        own = name in (self.joint or {name})
+        if own and not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
             check_same_task(self.head, d, request.model)
         labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
