@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bertworks.batching.masking import MaskingConfig as MaskingConfig
     from bertworks.batching.sampling import SamplingConfig as SamplingConfig
     from bertworks.checkpoints.model_folder import load_model as load_model, save_model as save_model
+    from bertworks.checkpoints.resolve import task_folder as task_folder
     from bertworks.diagnostics import doctor as doctor
     from bertworks.errors import BertworksError as BertworksError, UsageError as UsageError
     from bertworks.evaluation.ablation import evaluate_ablation as evaluate_ablation, list_ablations as list_ablations
@@ -51,6 +52,11 @@ if TYPE_CHECKING:
         finetune as finetune,
         finetune_events as finetune_events,
         make_finetune_request as make_finetune_request,
+    )
+    from bertworks.runs.joint import (
+        finetune_joint as finetune_joint,
+        joint_events as joint_events,
+        make_joint_request as make_joint_request,
     )
     from bertworks.runs.pretrain import estimate as estimate, pretrain as pretrain
     from bertworks.runs.trials import plan_trials as plan_trials, run_trials as run_trials

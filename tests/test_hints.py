@@ -94,6 +94,7 @@ NOT_TYPED = {  # why a template is not tested here
     "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
+    "The task of a joint fine-tuning: finetune --joint.": NOT_ADVICE,
     "xlm(-roberta)?": NOT_ADVICE,
     "The tokenizer is in this folder. `bertworks predict` reads the folder if the model has the head of a task.":
         "test_export predicts with an exported folder",
@@ -603,6 +604,38 @@ def test_a_model_without_a_task(shell: Shell, model: Path) -> None:
     shell.types(advice, *FAST, DATA=data, ANOTHER_FOLDER="an other")
     assert len(shell.works("predict", "an other", data, "-o", "out.csv")) > 0
     assert len(answers("out.csv")) == 40
+
+
+@says("--joint trains one encoder with a head for each", "--mix is for --joint", "--mix 1", "leave out --joint",
+      "--epochs 5", "--set {}=0", "leave out --task", "--task {}", "--task {}; or name its folder: {}",
+      "bertworks predict . new.csv --task {}\n")  # fmt: skip
+def test_one_encoder_for_several_tasks(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("good.csv", "new.csv", "sad.csv"):
+        write_reviews(Path(name), 40)
+    words: list[object] = ["finetune", "good.csv", "sad.csv", "--model", model, *FAST, "-o", "out"]
+    advice = shell.shows(shell.fails(*words), "--joint trains one encoder with a head for each").split()[0]
+    shell.shows(shell.fails(*words, "--mix", "2"), "--mix is for --joint")
+    mix = shell.shows(shell.fails(*words, advice, "--mix", "-1"), "--mix 1").split()
+    answer = shell.fails("finetune", "good.csv", *words[3:], "--joint")
+    shell.shows(answer, "leave out --joint")
+    shell.works("finetune", "good.csv", *words[3:-1], "alone", "--method", "full")
+    stable = [*words[:5], "--joint", "--recipe", "stable", "--device", "cpu", "-o", "stable"]
+    epochs = shell.shows(shell.fails(*stable), "--epochs 5").split()
+    frozen = shell.shows(shell.fails(*words, advice, "--set", "lstm_units=3"), "--set {}=0").split()
+    shell.works(*stable, *epochs, "--set", "lstm_units=3", *frozen)
+    shell.works(*words, advice, *mix)
+    answer = shell.fails("predict", "out", "new.csv")
+    chosen, folder = shell.shows(answer, "--task {}; or name its folder: {}").split("; or name its folder: ")
+    shell.works("predict", "out", "new.csv", *chosen.split())
+    shell.works("predict", *shlex.split(folder), "new.csv")
+    chosen = shell.shows(shell.fails("predict", "out", "new.csv", "--task", "no"), "--task {}")
+    shell.works("predict", "out", "new.csv", *chosen.split())
+    shell.shows(shell.fails("predict", "alone", "new.csv", "--task", "good"), "leave out --task")
+    shell.works("predict", "alone", "new.csv")
+    card = shell.shows(Path("out/README.md").read_text(), "bertworks predict . new.csv --task {}\n")
+    shutil.copy("new.csv", "out")
+    monkeypatch.chdir("out")
+    shell.types(card.strip())
 
 
 @says("--reset-head discards the model's head and trains a new one")

@@ -148,10 +148,12 @@ def test_the_small_albert_is_an_albert():
 def test_the_recipes_of_fine_tuning():
     recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
     assert list(recipes) == [recipe.title for recipe in recipes.values()]
-    names = ["bilstm", "electra", "feature_based", "gpt", "paper", "stable"]
+    names = ["bilstm", "electra", "feature_based", "gpt", "mt-dnn", "paper", "stable"]
     assert list(recipes) == names  # electra: see test_detect
     assert recipes["stable"].optimizer == OptimizerConfig(learning_rate=0.0, warmup=0.1)
     published = OptimizerConfig(learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start")
+    adamax = OptimizerConfig(optimizer="adamax", learning_rate=5e-5, warmup=0.1, weight_decay=0.0)
+    assert recipes["mt-dnn"] == FinetuneRecipe(title="mt-dnn", epochs=5, batch_size=8, patience=0, optimizer=adamax)
     assert recipes["paper"] == FinetuneRecipe(title="paper", epochs=3, batch_size=32, patience=0, optimizer=published)
     assert (recipes["feature_based"].lstm_units, recipes["feature_based"].patience) == (768, 0)
 

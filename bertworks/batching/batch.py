@@ -3,6 +3,7 @@
 - `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any number
 - `Batch`, `collate`: arrays of examples -> tensors of a batch
 - `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a fine-tuning
+- `joint_step`: whose batch each step of several fine-tunings in one is
 """
 
 from __future__ import annotations
@@ -144,6 +145,31 @@ class LabelledBatches:
         chosen = [list(self.groups[shuffled_index(i, count, self.seed, epoch)]) for i in places]
         own = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
         return list(token_budget_batches(own, self.micro_batch_tokens))
+
+
+def joint_sizes(sizes: Sequence[int], mix: float = 0.0) -> tuple[int, int]:
+    """The steps of an epoch of several tasks that are task 0's, and those of all others. See `joint_step`."""
+    first, others = sizes[0], sum(sizes[1:])
+    return first, min(others, round(mix * first)) if mix else others
+
+
+def joint_step(n: int, sizes: Sequence[int], mix: float = 0.0, seed: int = 0) -> tuple[int, int]:
+    """The task of step n, and the number of the step among those of the task. The order of all batches of an epoch is
+    a permutation (Liu et al. 2019, algorithm 1).
+
+    Args:
+        sizes: the steps of an epoch of each task.
+        mix: batches of all other tasks together, for one of task 0: they are drawn in each epoch without replacement;
+            0: all.
+    """
+    first, others = joint_sizes(sizes, mix)
+    epoch, k = divmod(n, first + others)
+    rng = keyed_rng("joint", seed, epoch)
+    chosen = np.concatenate([np.arange(first), first + rng.permutation(sum(sizes[1:]))[:others]])
+    place = int(chosen[rng.permutation(len(chosen))[k]])
+    starts = np.cumsum([0, *sizes])
+    task = int(np.searchsorted(starts, place, "right")) - 1
+    return task, epoch * sizes[task] + place - int(starts[task])
 
 
 def token_budget_batches(groups: Sequence[ExampleGroup], tokens: int) -> Iterator[Batch]:

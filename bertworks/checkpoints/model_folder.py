@@ -25,13 +25,13 @@ from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import config_from_huggingface, own_type
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
-from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
+from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_sharded, write_weights
 from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
-from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
+from bertworks.io.atomic_write import sha256, write_json, write_text
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import FeatureLayers, LSTMEncoder
@@ -332,6 +332,7 @@ def save_model(
     *,
     card: str,
     head: Mapping[str, Any] | None = None,
+    shared: Path | None = None,
 ) -> None:
     """Write the files of a model folder. Each is replaced atomically; other files in the folder stay.
 
@@ -342,6 +343,7 @@ def save_model(
         card: the text of README.md.
         head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels;
             None: a pre-trained model.
+        shared: the folder of several with the same body that has its file; None: the weights are one file.
 
     Raises:
         BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
@@ -352,8 +354,12 @@ def save_model(
     check_vocabulary(tokenizer, config, folder)
     head = head or {"architectures": [hf_mapping.architecture_of(state, config)]}
     save_settings(folder, config, tokenizer, head)
-    with replacing(folder / WEIGHTS) as temporary:
-        write_tensors(temporary, {name: value.float() for name, value in theirs.items()}, {"format": "pt"})
+    theirs = {name: value.float() for name, value in theirs.items()}
+    if shared is None:
+        write_weights(folder / WEIGHTS, theirs)
+    else:
+        family = FAMILIES[config.family]
+        write_sharded(folder / INDEX, theirs, tuple(family.prefix + part for part in family.body), shared / INDEX)
     write_text(folder / "README.md", card)
 
 

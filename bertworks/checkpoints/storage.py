@@ -6,6 +6,8 @@ BertworksError before much memory or time is spent. Nothing here reads a pickle.
 
 import hashlib
 import json
+import os
+import shutil
 import stat
 import struct
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertworks.errors import BertworksError, check, explain_os_errors, require, some_names
-from bertworks.io.atomic_write import parse_json, read_small, utf8_path
+from bertworks.io.atomic_write import parse_json, read_small, replacing, utf8_path, write_json
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _LARGEST_JSON = 1 << 23
@@ -94,3 +96,31 @@ def read_json(path: Path, kind: type = dict) -> Any:
     content = parse_json(read_small(path, _LARGEST_JSON), path, hint=DAMAGED)
     require(isinstance(content, kind), f"a JSON {'list' if kind is list else 'object'} is expected", path, DAMAGED)
     return content
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a safetensors file as transformers does, atomically."""
+    with replacing(path) as temporary:
+        write_tensors(temporary, tensors, {"format": "pt"})
+
+
+def write_sharded(index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path) -> None:
+    """Writes weights as two files: the body, tensors with one of the prefixes, and the others. The body is written next
+    to the index `shared`; elsewhere it is a hard link to that file, or a copy where the disk has no links. The index
+    comes last, and is away meanwhile: a folder never has the body of one step and the head of another."""
+    folder, (body, head) = index.parent, (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+    index.unlink(missing_ok=True)
+    if index == shared:
+        names = {name for name in tensors if name.startswith(prefixes)}
+        write_weights(folder / body, {name: tensors[name] for name in names})
+    else:
+        names = {name for name, file in read_json(shared)["weight_map"].items() if file == body}
+        with replacing(folder / body) as temporary:
+            try:
+                os.link(shared.parent / body, temporary)
+            except OSError:
+                shutil.copyfile(shared.parent / body, temporary)
+    write_weights(folder / head, {name: value for name, value in tensors.items() if name not in names})
+    size = sum((folder / file).stat().st_size for file in (body, head))
+    files = {name: body if name in names else head for name in sorted({*tensors, *names})}
+    write_json(index, {"metadata": {"total_size": size}, "weight_map": files})

@@ -67,6 +67,7 @@ Inputs = Annotated[list[str], stdin_or()]
 TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
 Output = Annotated[Path, output_file(help="The output folder.")]
 OutputFile = Annotated[Path | None, output_file(help="The output file.")]
+JointTask = Annotated[str | None, Parameter("--task", help="The task of a joint fine-tuning: finetune --joint.")]
 Workers = Annotated[int | None, at_least(1)]
 
 

@@ -55,6 +55,7 @@ def task(
     data: str,
     /,
     *,
+    joint_task: console.JointTask = None,
     errors: Annotated[Path | None, Parameter(name=["--errors", "-o"])] = None,
     text: console.Repeatable = None,
     label: console.Repeatable = None,
@@ -79,7 +80,9 @@ def task(
 
     refuse_existing(errors, overwrite)
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision, "on_note": console.say}
-    result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
+    result = bw.evaluate_task(
+        bw.task_folder(model, joint_task), data, errors=errors, text=text or [], label=label, **options
+    )
     lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'])}"]
     if exact := result.get("figures_fp32"):
         lines.append(f"in fp32: {format_metrics(exact)}")

@@ -17,6 +17,7 @@ def serve(
     model: str,
     /,
     *,
+    task: console.JointTask = None,
     host: str = "127.0.0.1",
     port: Annotated[int, console.at_least(0, most=65535)] = 8080,
     index: Path | None = None,
@@ -48,8 +49,8 @@ def serve(
     from bertworks.serve.server import serve as run
 
     for event in run(
-        model, host=host, port=port, index=index, token=api_key or os.environ.get("BERTWORKS_API_KEY", ""),
-        device=device, precision=precision,
+        bw.task_folder(model, task), host=host, port=port, index=index,
+        token=api_key or os.environ.get("BERTWORKS_API_KEY", ""), device=device, precision=precision,
         limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests),
     ):  # fmt: skip
         yield {"kind": event.kind, **event.fields}, event.text
@@ -60,6 +61,7 @@ def export(
     /,
     *,
     output: console.Output,
+    task: console.JointTask = None,
     format: Literal["onnx"] = "onnx",
     encoder: console.Flag = False,
     int8: console.Flag = False,
@@ -80,7 +82,7 @@ def export(
         bertworks export MODEL -o EXPORTED
         bertworks export MODEL -o EXPORTED --int8 --data test.csv
     """
-    return bw.export(model, output, format=format, encoder=encoder, int8=int8, data=data)
+    return bw.export(bw.task_folder(model, task), output, format=format, encoder=encoder, int8=int8, data=data)
 
 
 def import_(
@@ -112,7 +114,9 @@ def import_(
     return bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options)
 
 
-def convert(model: str, /, *, output: console.Output, language: str = "") -> Iterable[Event]:
+def convert(
+    model: str, /, *, output: console.Output, language: str = "", task: console.JointTask = None
+) -> Iterable[Event]:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
     Args:
@@ -123,7 +127,7 @@ def convert(model: str, /, *, output: console.Output, language: str = "") -> Ite
         bertworks convert OLD-MODEL -o MODEL
         bertworks convert bert-base-cased -o MODEL
     """
-    return bw.convert(model, output, language=language)
+    return bw.convert(bw.task_folder(model, task), output, language=language)
 
 
 def push(

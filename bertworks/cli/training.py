@@ -12,6 +12,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.config import add_overrides
 from bertworks.datasets.values import names_of
+from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions, parse_size
@@ -187,8 +188,22 @@ def check(
     console.say(f"next: bertworks finetune {shlex.join([data, *words, *read.words])} -o MODEL-FOLDER")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Joint:
+    """Several data sets.
+
+    Args:
+        joint: One encoder with a head for each data set (MT-DNN): each step is a batch of one of them. A task has the
+            name of its file or folder.
+        mix: With --joint, batches of all other data sets together for one of the first; 0: all.
+    """
+
+    joint: console.Flag = False
+    mix: float = 0.0
+
+
 def finetune(
-    data: str,
+    data: console.Inputs,
     /,
     *,
     output: console.Output,
@@ -197,8 +212,9 @@ def finetune(
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
     training: console.Trainings = console.Training(),
+    several: Annotated[Joint, Parameter("*")] = Joint(),
     budget: str | None = None,
-    recipe: str = "stable",
+    recipe: str | None = None,
     settings: console.Settings = None,
     metric: str | None = None,
     seed: int | None = None,
@@ -218,14 +234,14 @@ def finetune(
 
     Args:
         data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder
-            with a train and a dev file.
+            with a train and a dev file. With --joint several.
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs
             by the cosine of their vectors, and train from there. auto: with few rows cosine for pairs, full for other
             data, unless another one is clearly better on rows that it did not see; else full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
             cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.
-        recipe: stable, paper, electra, gpt, feature_based (an LSTM on a frozen BERT), or a .toml file.
+        recipe: stable, mt-dnn (with --joint), paper, electra, gpt, feature_based (LSTM on a frozen BERT), or a .toml.
         metric: The metric that is reported first, and compares methods.
         seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
         seeds: Number of runs with different seeds; reports mean and 95 % interval.
@@ -238,15 +254,28 @@ def finetune(
         bertworks finetune reviews.csv -o MODEL
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
-    request = bw.make_finetune_request(
-        data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
-        new_head=reset_head, precision=None if precision == "auto" else precision, method=method,
-        validation=validation, budget=budget, **vars(training), **vars(meaning),
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "model": model, "recipe": recipe or ("mt-dnn" if several.joint else "stable"), "overrides": settings or [],
+        "metric": metric, "read": read, "seed": seed, "new_head": reset_head, "method": method,
+        "precision": None if precision == "auto" else precision, "validation": validation, "budget": budget,
+        **vars(training), **vars(meaning),
+    }  # fmt: skip
+    return _finetune(data, output, several, {"device": device, "overwrite": overwrite}, options, seeds, folds, sweep)
+
+
+def _finetune(
+    data: list[str], output: Path, several: Joint, run: dict[str, Any], options: dict[str, Any], seeds: int,
+    folds: int, sweep: list[str] | None,
+) -> Iterable[Event]:  # fmt: skip
+    if several.joint:
+        joint = bw.make_joint_request(data, mix=several.mix, seeds=seeds, folds=folds, sweep=sweep, **options)
+        return bw.joint_events(output, joint, **run)
+    if len(data) > 1 or several.mix:
+        what = "--mix is for --joint" if several.mix else f"{len(data)} data sets, and a model for one is trained"
+        raise UsageError(what, hint="--joint trains one encoder with a head for each")
+    request = bw.make_finetune_request(data[0], **options)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
-    if len(trials) == 1:
-        return bw.finetune_events(output, request, device=device, overwrite=overwrite)
-    return bw.run_trials(output, trials, device=device, overwrite=overwrite)
+    return bw.finetune_events(output, request, **run) if len(trials) == 1 else bw.run_trials(output, trials, **run)
 
 
 def predict(
@@ -255,6 +284,7 @@ def predict(
     /,
     *,
     text_input: console.Texts = None,
+    task: console.JointTask = None,
     output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     text: console.Repeatable = None,
     top_k: console.TopK = 1,
@@ -289,7 +319,7 @@ def predict(
         kind = "jsonl"
     refuse_existing(output, overwrite)
     events = bw.predict_file(
-        model, file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
+        bw.task_folder(model, task), file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
         probabilities=probabilities, threshold=threshold, kind=kind, guard_formulas=guard_formulas, read=read,
         device=device, precision=precision,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
+from bertworks.checkpoints.resolve import task_folder
 from bertworks.errors import BertworksError, listed
 from bertworks.inference.causal_lm import Score
 from bertworks.inference.decoding import Answer
@@ -189,13 +190,15 @@ class LoadedModel:
 
 
 def load(
-    model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto", language: str = ""
-) -> LoadedModel:
+    model: str | Path, *, task: str | None = None, device: str = "auto", precision: PrecisionOption = "auto",
+    language: str = "",
+) -> LoadedModel:  # fmt: skip
     """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`, `detect`, `predict`,
     `explain`, `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
+        task: the name of a task of a joint fine-tuning.
         device: "auto", "cpu" or "cuda".
         precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`;
             fills and explanations are in fp32, scores and replaced tokens in bf16 if `precision` is bf16.
@@ -203,6 +206,6 @@ def load(
 
     Raises:
         UsageError: the model has several languages, and none is chosen.
-        BertworksError: no such model, or files that are damaged or not of a BERT.
+        BertworksError: no such model or task, or files that are damaged or not of a BERT.
     """
-    return LoadedModel(model, device=device, precision=precision, language=language)
+    return LoadedModel(task_folder(model, task), device=device, precision=precision, language=language)

@@ -8,12 +8,13 @@ import math
 import shutil
 import time
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import num_tokens
 from bertworks.batching.features import Features
 from bertworks.batching.sampling import keyed_rng
-from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig
+from bertworks.checkpoints.model_folder import TaskConfig, weights_sha256
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
@@ -31,12 +32,13 @@ from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference import task_metrics
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
+from bertworks.io.atomic_write import refuse_nested, write_json, write_text
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
+from bertworks.runs.joint_job import JointJob, JointRequest
 from bertworks.runs.pretrain import seconds_of
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
@@ -44,7 +46,7 @@ from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
 from bertworks.training.device import choose_device, disable_heap_trim
-from bertworks.training.recipe import load_finetune_recipe
+from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 
 BUDGET_RESERVE = 0.15  # of a budget, for simple methods, evaluations, saving and a machine that gets slower
 WORST = 25  # mistakes on the page; errors.csv has all
@@ -52,6 +54,7 @@ FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
 Baselines = dict[Hashable, Answers]  # by fold and task
+Job = TypeVar("Job", FinetuneJob, JointJob)
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
@@ -69,9 +72,33 @@ def finetune_events(
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
-    begin = time.perf_counter()
-    output, device_, content = as_path(output, "output folder"), choose_device(device), request.content()
-    with training_processes(device_) as processes:
+    begin, output, device_ = time.perf_counter(), as_path(output, "output folder"), choose_device(device)
+
+    def make_job(recipe: FinetuneRecipe | None, processes: int) -> FinetuneJob:
+        one = request
+        if processes > 1:  # a cross-validation is for few rows, which one process learns in minutes
+            method: Method = "full" if one.method == "auto" else one.method
+            validation: Validation = "split" if one.validation == "auto" else one.validation
+            one = replace(one, method=method, validation=validation)
+        job = FinetuneJob(one, device_, recipe, data)
+        return _fit_budget(job, seconds_of(one.budget), begin, processes) if one.budget and recipe is None else job
+
+    yield from finetuning(output, request, device_, overwrite, make_job, partial(_train, baselines=baselines))
+
+
+def finetuning(
+    output: Path, request: FinetuneRequest | JointRequest, device: torch.device, overwrite: bool,
+    make_job: Callable[[FinetuneRecipe | None, int], Job],
+    train: Callable[[Job, Path, torch.device, Processes], Iterator[Event]],
+) -> Iterator[Event]:  # fmt: skip
+    """The events of a request in its folder, by one or several processes; those of a finished one are the last alone.
+
+    Args:
+        make_job: from the recipe of a run that is resumed, or None, and the number of processes.
+        train: trains, and writes the last event to FINISHED.
+    """
+    content = request.content()
+    with training_processes(device) as processes:
         refuse_nested(output, request.paths)
         if not processes.first:
             processes.meet()  # the first process has created the folder by then, or seen that the run is finished
@@ -79,18 +106,12 @@ def finetune_events(
         if not (resumes and (output / FINISHED).exists()):
             recipe_file = output / "recipe.toml"
             recipe = load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
-            if processes.count > 1:  # a cross-validation is for few rows, which one process learns in minutes
-                method: Method = "full" if request.method == "auto" else request.method
-                validation: Validation = "split" if request.validation == "auto" else request.validation
-                request = replace(request, method=method, validation=validation)
-            job = FinetuneJob(request, device_, recipe, data)
-            if request.budget and recipe is None:
-                job = _fit_budget(job, seconds_of(request.budget), begin, processes.count)
+            job = make_job(recipe, processes.count)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
                     write_text(recipe_file, dump_recipe(job.recipe))
-                yield from _train(job, output, device_, processes, baselines)
+                yield from train(job, output, device, processes)
         elif processes.first:
             processes.meet()
         done = read_json(output / FINISHED)
@@ -192,7 +213,7 @@ def evaluate_on_dev(
     compared = compare_baselines(d, job.metric, job.dev, own | baselines[task], method=job.method, tried=methods)
     compared["place"] = "in cross-validation" if job.data.is_validated else "on dev"
     result = {
-        "weights_sha256": sha256(folder / WEIGHTS),
+        "weights_sha256": weights_sha256(folder),
         **results,
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
         "calibration": reliability,

@@ -24,7 +24,7 @@ from bertworks.checkpoints.model_folder import (
     save_model,
     task_settings,
 )
-from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
@@ -161,6 +161,19 @@ class FinetuneRequest:
         return content
 
 
+def task_name(data: str | StoredRows) -> str:
+    """The name of a data set in a joint fine-tuning: its folder, or its file without suffixes; "": rows in memory."""
+    if isinstance(data, StoredRows):
+        return ""
+    name = Path(data).name
+    return name if Path(data).is_dir() else name.partition(".")[0] or name
+
+
+def _initial_folder(model: str, joint: Mapping[str, Path], name: str) -> Path:
+    """Of a joint fine-tuning: the folder of the task of this name, or else the first one, for its encoder alone."""
+    return joint.get(name) or next(iter(joint.values()), None) or resolve_model(model)
+
+
 def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
     """The recipe of a request, with its seed and a precision."""
     given = {"precision": request.precision, "seed": request.seed}
@@ -200,7 +213,7 @@ class FinetuneJob:
     """
 
     evaluates_start = False  # a network with a new head may be good by chance
-    describe = staticmethod(format_metrics)
+    shared: Path | None = None  # see `save_model`
 
     def __init__(
         self,
@@ -216,7 +229,8 @@ class FinetuneJob:
         data, source: its data and its model, if they are read already.
         """
         given = recipe = recipe or _recipe_of(request, device)
-        folder = source[0] if source else ModelFolder(resolve_model(request.model))
+        self.joint, name = joint_tasks(request.model), task_name(request.data)
+        folder = source[0] if source else ModelFolder(_initial_folder(request.model, self.joint, name))
         folder.require_language()
         self.model = source[1] if source else mark_texts(folder.load(needs={"encoder"}))
         self.model_name, self.source = request.model, (folder, self.model)
@@ -239,7 +253,8 @@ class FinetuneJob:
         self.groups = [group for features in self.train for group in training_groups(features, d.task)]
         _check_numbers(d, c, self.groups)
         self.head: TaskConfig | None = None
-        if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
+        own = name in (self.joint or {name})
+        if own and not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
             self.head = folder.task_config
             check_same_task(self.head, d, request.model)
         labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
@@ -250,9 +265,10 @@ class FinetuneJob:
         self.precision = cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.clozes = list(featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed))
-        self.num_steps = recipe.cloze_steps + recipe.epochs * self.train_batches.steps_per_epoch
+        self.steps_per_epoch = self.train_batches.steps_per_epoch
+        self.num_steps = recipe.cloze_steps + recipe.epochs * self.steps_per_epoch
         self.keeps, self.evaluates = recipe.select, not self.data.is_validated
-        self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
+        self.evaluate_every = max(1, self.steps_per_epoch // recipe.evaluations)
         units = [*self.groups, *self.clozes, *self.dev_units]
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
         self.config = replace(c, vocab_size=len(self.vocab_subset.ids))
@@ -297,6 +313,8 @@ class FinetuneJob:
             order = torch.tensor([head.labels.index(label) for label in self.description.labels])
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
         missing, _ = network.load_state_dict(state, strict=False)
+        if self.joint:
+            notes.append(f"starts from the encoder{' and the head' * bool(head)} in {self.source[0].folder}")
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{self.model_name} has no pooler: it starts at random")
         if len(self.model.state[TOKEN_EMBEDDING_KEY]) > self.source[0].config.vocab_size:
@@ -352,6 +370,9 @@ class FinetuneJob:
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
+    def describe(self, figures: Mapping[str, float]) -> str:
+        return format_metrics(figures)
+
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         assert isinstance(network, TaskModel)
         self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
@@ -389,7 +410,7 @@ class FinetuneJob:
 
     def progress(self, step: int) -> dict[str, Any]:
         step = max(0, step - self.recipe.cloze_steps)
-        return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
+        return {"epoch": step / self.steps_per_epoch, "epochs": self.recipe.epochs}
 
     def card(self, folder: Path, figures: Mapping[str, float], result: Mapping[str, Any] | None = None) -> str:
         """The model card. figures: on dev; result: of the final evaluation, as in result.json."""
@@ -401,7 +422,8 @@ class FinetuneJob:
         m = self.model
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
         head, card = task_settings(self.description, m.config), self.card(folder, facts["evaluation"])
-        save_model(folder, state, m.config, m.tokenizer, card=card, head=head)  # its dropout is not that of the recipe
+        # Its dropout is not that of the recipe.
+        save_model(folder, state, m.config, m.tokenizer, card=card, head=head, shared=self.shared)
         self.description.save(folder)
         self._saved = self._last if facts["evaluated"] == facts["step"] else None
 

@@ -125,6 +125,21 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     return _write(folder, "fine-tuning", summary, sections)
 
 
+def joint_card(folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The card of a joint fine-tuning. results: as in result.json, of each task."""
+    base = model_name if is_model_name(model_name) else Path(model_name).name
+    scores = {name: format_metrics(one["figures"], one["intervals"]) for name, one in results.items()}
+    text = f"""
+One encoder with a head for each of {len(results)} tasks, fine-tuned with bertworks from `{render_cell(base)}` on all of
+them together (MT-DNN, Liu et al. 2019). Each folder in `tasks` is a complete model."""
+    sections = {
+        "Quality": render_table(("Task", "On dev"), scores),
+        "Use": render_code("", "".join(f"bertworks predict . new.csv --task {name}\n" for name in results)),
+        "Recipe": render_code("toml", dump_recipe(recipe)),
+    }
+    return render_card(folder.resolve().name, text, sections, hub={})
+
+
 def _comparison(compared: Mapping[str, Any], place: str) -> Iterable[str]:
     """The score of the model and of the best simple method as the headline; what follows; all of them in a picture."""
     heads, ours, *others = format_baselines(compared)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 import bertworks
+from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.training_state import locked
 from bertworks.errors import UsageError, as_path, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
@@ -32,7 +33,7 @@ FILES = (  # of a run folder, besides run.json
     "figures.jsonl", "table.json", "table.md",
 )  # fmt: skip
 BITS, BITS_BEFORE = "bits_per_character", "bits_per_character_before"  # names of figures
-FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", "arms")
+FOLDERS = ("checkpoints", "plans", "shards", "tokenizer", "arms", TASKS)
 
 
 def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import count as numbers_from
 from typing import cast
 
 import numpy as np
@@ -71,7 +72,7 @@ def train(
     position: Callable[[int], float] = float,
 ) -> Iterator[Step]:
     """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at another number. In some
-    of several processes there may be none, except in step 0.
+    of several processes there may be none, but not in all steps.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
     the split shows in dropout's random numbers alone. They are multiplied by the objective's weights. `before_update`
@@ -92,7 +93,7 @@ def train(
         own = batches(step)
         # A process without a batch computes one with weight 0: the others wait for its gradients.
         weight = 1 if own else 0
-        parts = [batch.to(device) for batch in own or batches(0)[:1]]
+        parts = [batch.to(device) for batch in own or next(filter(None, map(batches, numbers_from())))[:1]]
         counts, tokens = _global_counts(objective, parts, weight, device)
         # Data parallelism averages gradients; the losses are divided by global counts, so undo the average.
         factors = {name: objective.weights[name] * world_size / count for name, count in counts.items()}

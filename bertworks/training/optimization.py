@@ -11,14 +11,16 @@ from bertworks.config import Range, Settings
 
 BLOCKS = "encoder.blocks."
 STACKED = ".attention.qkv.weight"  # three matrices in one
+State = dict[str, Tensor]  # of a parameter
 MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Settings):
-    """AdamW (Loshchilov and Hutter 2019) or LAMB, clipping, warm-up and linear decay.
+    """AdamW (Loshchilov and Hutter 2019), LAMB or Adamax, clipping, warm-up and linear decay.
 
-    optimizer: "adamw", or "lamb" for batches of thousands of sequences (You et al. 2020; ALBERT).
+    optimizer: "adamw"; "lamb" for batches of thousands of sequences (You et al. 2020; ALBERT); or "adamax" (Kingma and
+    Ba 2015, section 7.1; MT-DNN), with weight decay in the gradient.
     learning_rate: the peak; 0: a default for the width of the network (fine-tuning only).
     bias_correction: of the moments. False is google-research/bert's AdamWeightDecayOptimizer, and the LAMB of ALBERT.
     warmup: fraction of the steps in which the rate rises linearly from 0.
@@ -36,7 +38,7 @@ class OptimizerConfig(Settings):
     layer_decay to the power of 1 + this number (google-research/electra: 1).
     """
 
-    optimizer: Literal["adamw", "lamb"] = "adamw"
+    optimizer: Literal["adamw", "lamb", "adamax"] = "adamw"
     learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
     warmup: Annotated[float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)] = 0.01
     schedule: Literal["linear", "linear_from_start", "cosine", "inverse_sqrt", "constant"] = "linear"
@@ -68,12 +70,8 @@ class OptimizerConfig(Settings):
         return self.learning_rate * factors[self.schedule]
 
 
-class Lamb(torch.optim.Optimizer):
-    """LAMB (You et al. 2020, algorithm 2): the update of AdamW, weight decay included, is scaled to the norm of its
-    matrix. Vectors (biases and norms) have the scale 1, as in google-research/albert `lamb_optimizer.py`.
-
-    `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its own.
-    """
+class SkippingOptimizer(torch.optim.Optimizer):
+    """An optimizer that divides gradients and skips steps inside the step, as fused AdamW does."""
 
     found_inf: Tensor | None = None  # 1: nothing changes
     grad_scale: Tensor | None = None  # by which gradients are divided
@@ -84,11 +82,38 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    self._step(p, p.grad, group)
+                    gradient = p.grad if self.grad_scale is None else p.grad / self.grad_scale
+                    skips = torch.zeros((), device=p.device) if self.found_inf is None else self.found_inf
+                    for name, new in self._after(p, gradient, group, self.state[p]).items():
+                        old = self.state[p].get(name, p)
+                        old.copy_(torch.where(skips > 0, old, new))
 
-    def _step(self, p: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, (beta1, beta2) = self.state[p], group["betas"]
-        gradient = gradient if self.grad_scale is None else gradient / self.grad_scale
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
+        """A parameter, as "parameter", and its state after the step."""
+        raise NotImplementedError
+
+
+class Adamax(SkippingOptimizer):
+    """Adamax (Kingma and Ba 2015, algorithm 2), in the form of torch.optim.Adamax."""
+
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
+        beta1, beta2 = group["betas"]
+        gradient, step = gradient.add(p, alpha=group["weight_decay"]), state["step"] + 1
+        mean = state["exp_avg"].lerp(gradient, 1 - beta1)
+        largest = torch.maximum(state["exp_inf"] * beta2, gradient.abs() + group["eps"])
+        new = p - group["lr"] / (1 - beta1**step) * (mean / largest)
+        return {"parameter": new, "step": step, "exp_avg": mean, "exp_inf": largest}
+
+
+class Lamb(SkippingOptimizer):
+    """LAMB (You et al. 2020, algorithm 2): the update of AdamW, weight decay included, is scaled to the norm of its
+    matrix. Vectors (biases and norms) have the scale 1, as in google-research/albert `lamb_optimizer.py`.
+
+    `stacked` of a group: matrices in each parameter, along the first axis, each with a scale of its own.
+    """
+
+    def _after(self, p: Tensor, gradient: Tensor, group: dict[str, Any], state: State) -> State:
+        beta1, beta2 = group["betas"]
         step = state["step"] + 1
         mean = beta1 * state["exp_avg"] + (1 - beta1) * gradient
         square = beta2 * state["exp_avg_sq"] + (1 - beta2) * gradient.square()
@@ -98,10 +123,7 @@ class Lamb(torch.optim.Optimizer):
             for part, weights in zip(change.chunk(group["stacked"]), p.chunk(group["stacked"]), strict=True):
                 of_weights, of_change = weights.norm(), part.norm()
                 part.mul_(torch.where((of_weights > 0) & (of_change > 0), of_weights / of_change, 1.0))
-        skips = torch.zeros((), device=p.device) if self.found_inf is None else self.found_inf
-        after = {"step": step, "exp_avg": mean, "exp_avg_sq": square}
-        for old, new in [(p, p - group["lr"] * change), *((state[name], value) for name, value in after.items())]:
-            old.copy_(torch.where(skips > 0, old, new))
+        return {"parameter": p - group["lr"] * change, "step": step, "exp_avg": mean, "exp_avg_sq": square}
 
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimizer:
@@ -120,12 +142,15 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
         for (factor, decay, stacked), part in members.items()
     ]
     defaults: dict[str, Any] = {"lr": c.learning_rate, "betas": (c.beta1, c.beta2), "eps": c.eps}
+    own: dict[str, type[SkippingOptimizer]] = {"lamb": Lamb, "adamax": Adamax}
     optimizer: torch.optim.Optimizer
-    optimizer = Lamb(groups, defaults) if c.optimizer == "lamb" else torch.optim.AdamW(groups, **defaults, fused=True)
+    kind = own.get(c.optimizer)
+    optimizer = kind(groups, defaults) if kind else torch.optim.AdamW(groups, **defaults, fused=True)
+    second = "exp_inf" if c.optimizer == "adamax" else "exp_avg_sq"
     for p in (p for part in members.values() for p in part):
         # The corrections are powers of the betas: after many steps there is no correction.
         step = torch.tensor(0.0 if c.bias_correction else MANY_STEPS, device=p.device)
-        optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), second: torch.zeros_like(p)}
     return optimizer
 
 

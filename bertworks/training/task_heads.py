@@ -2,14 +2,14 @@
 
 - `FrozenFeatures`: hidden states of a frozen encoder, computed once and kept for all epochs
 - `TaskHead`: the number of outputs and the loss of a task
-- `TaskModel`: an encoder with the head of a task
+- `TaskModel`: an encoder with the head of a task; `JointModel`: one with the heads of several
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -328,3 +328,40 @@ class TaskModel(TrainableModel):
             return self.recurrent(x, batch.layout)[positions]  # type: ignore[no-any-return]
         everything = len(positions) == len(batch.input_ids)
         return self.encoder(*inputs, None if everything else positions)[-1]  # type: ignore[no-any-return]
+
+
+class JointModel(TrainableModel):
+    """An encoder, and one pooler, with the heads of several tasks (MT-DNN, Liu et al. 2019). The name of the target of
+    a batch is its task.
+
+    tasks: the model of each; from now on they have the encoder of the first one, and the first pooler.
+    """
+
+    def __init__(self, tasks: Mapping[str, TaskModel]):
+        super().__init__()
+        models = [*tasks.values()]
+        self.weights = {"task": 1.0}
+        self.encoder, self.pooler = models[0].encoder, next((m.pooler for m in models if m.pooler is not None), None)
+        for model in models:
+            model.encoder, model.pooler = self.encoder, None if model.pooler is None else self.pooler
+        self.heads = nn.ModuleList(model.get_submodule(model.task.head) for model in models)
+        self._models = {**tasks}  # no submodules: each parameter is registered once, as `functional_call` needs it
+
+    def task(self, name: str) -> TaskModel:
+        return self._models[name]
+
+    def train(self, mode: bool = True) -> Self:
+        for model in self._models.values():
+            model.train(mode)
+        return super().train(mode)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        return self.task(*batch.targets).counts(batch)
+
+    def forward(self, batch: Batch) -> dict[str, LossSum]:
+        """The loss of the task of the batch. Parameters of other heads have the gradient 0, and not none: in several
+        processes each parameter needs one, and a process alone takes the same steps."""
+        model = self.task(*batch.targets)
+        (loss, correct), used = model(batch)["task"], set(map(id, model.parameters()))
+        others = [p.float().sum() for p in self.parameters() if id(p) not in used and p.requires_grad]
+        return {"task": LossSum(loss + 0 * torch.stack(others).sum() if others else loss, correct)}
