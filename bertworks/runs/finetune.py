@@ -39,7 +39,7 @@ from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answe
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
 from bertworks.runs.joint_job import JointJob, JointRequest
-from bertworks.runs.pretrain import seconds_of
+from bertworks.runs.request import seconds_of
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
