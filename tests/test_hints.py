@@ -79,7 +79,7 @@ NOT_TYPED = {  # why a template is not tested here
     "bertworks convert {} -o {} --language {}": "test_languages: the language of texts",
     "give --language once per input, such as en, in their order": "test_languages: every run of it",
     "give --language for each input, one that the model has": "test_languages: more training",
-    "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without": "test_languages: an estimate of each recipe",
+    "--recipe xlm-tlm and --parallel belong together, and xlm-mlm without": "test_languages: estimates",
     "--recipe xlm-mlm": "test_languages: an estimate of each recipe",
     "--set sampling.format=stream": "test_languages: every run of it has this format",
     "--budget {}s is the shortest; and --overwrite": "only a machine that is too slow says so; test_pretrain has one",

@@ -296,9 +296,9 @@ class ModelFolder:
     def require_language(self) -> None:
         """Raises UsageError for a model of several languages, none of which is chosen."""
         if self.config.languages and not self.config.language:
-            names, folder = self.config.languages, str(self.folder)
-            what = f"the model has the languages {', '.join(names)}: which one are the texts in?"
-            hint = f"bertworks convert {quoted(folder)} -o {quoted(f'{folder}-{names[0]}')} --language {names[0]}, and name that one"
+            some, folder, one = self.config.languages, str(self.folder), self.config.languages[0]
+            what, new = f"the model has the languages {', '.join(some)}: which one are the texts in?", f"{folder}-{one}"
+            hint = f"bertworks convert {quoted(folder)} -o {quoted(new)} --language {one}, and name that one"
             raise UsageError(what, where=folder, hint=hint)
 
     def load(self, *, needs: Collection[str] = ()) -> Model:
