@@ -7,6 +7,7 @@
 import random
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -134,15 +135,9 @@ def _tree(row: Row) -> TreeSentence:
 
 
 def _cycle(heads: tuple[int, ...]) -> list[int]:
-    """The words, counted from 1, of the first cycle; [] if all heads lead to the root."""
-    leads_to_root = {-1}
-    for start in range(len(heads)):
-        path, word = dict[int, None](), start
-        while word not in leads_to_root:
-            if word in path:
-                numbers = list(path)
-                return [number + 1 for number in numbers[numbers.index(word) :]]
-            path[word] = None
-            word = heads[word]
-        leads_to_root.update(path)
+    """The words, counted from 1, of a cycle; [] if all heads lead to the root."""
+    try:
+        TopologicalSorter({word: [head] for word, head in enumerate(heads)}).prepare()
+    except CycleError as error:
+        return [word + 1 for word in reversed(error.args[1][1:])]  # the error names a head before its word
     return []

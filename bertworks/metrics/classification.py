@@ -59,13 +59,9 @@ def area_under_curve(scores: Array, labels: Array) -> float:
 
     scores: float [n]. labels: bool [n].
     """
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    positive = int(labels.sum())
-    negative = len(labels) - positive
-    if not positive or not negative:
-        return float("nan")
-    return float((ranks[labels].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(labels, scores)) if 0 < labels.sum() < len(labels) else float("nan")
 
 
 def tag_runs(tags: Sequence[str], scheme: TagScheme) -> list[Span]:

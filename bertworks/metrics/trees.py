@@ -1,6 +1,6 @@
 """Figures of predicted distances and depths of words against dependency trees (Hewitt and Manning 2019, section 3).
 
-- `tree_distances`, `tree_depths`: of the words of a tree
+- `tree_distances`: of the words of a tree
 - `spanning_tree`: the minimum spanning tree of distances
 - `spearman`: rank correlation, with ties
 - `tree_metrics`: `uuas`, `dspr`, `root_accuracy` and `nspr` of many sentences, as functions of sums over sentences
@@ -19,61 +19,35 @@ SHORTEST, LONGEST = 5, 50  # sentences, in words, that count in the rank correla
 Numbers = NDArray[np.floating[Any]] | NDArray[np.int64]
 
 
-def tree_depths(heads: Sequence[int]) -> NDArray[np.int64]:
-    """int64 [n]: edges between each word and the root. The head of the root is -1."""
-    depths = np.full(len(heads), -1)
-    for start in range(len(heads)):
-        path, word = list[int](), start
-        while word >= 0 and depths[word] < 0:
-            path.append(word)
-            word = heads[word]
-        depth = int(depths[word]) if word >= 0 else -1
-        depths[path[::-1]] = np.arange(depth + 1, depth + 1 + len(path))
-    return depths
-
-
 def tree_distances(heads: Sequence[int]) -> NDArray[np.int64]:
     """int64 [n, n]: edges on the path between two words of a tree. The head of its root is -1."""
-    distances = np.zeros((len(heads), len(heads)), np.int64)
-    seen = list[int]()
-    for word in np.argsort(tree_depths(heads), kind="stable").tolist():  # a head comes before its words
-        if seen:
-            distances[word, seen] = distances[seen, word] = distances[heads[word], seen] + 1
-        seen.append(word)
-    return distances
+    from scipy.sparse.csgraph import shortest_path
+
+    edges = np.zeros((len(heads), len(heads)))
+    for word, head in enumerate(heads):
+        if head >= 0:
+            edges[word, head] = 1
+    return np.asarray(shortest_path(edges, directed=False, unweighted=True), np.int64)
 
 
 def spanning_tree(distances: Numbers) -> NDArray[np.int64]:
-    """int64 [n - 1, 2], each row ascending: the edges of the minimum spanning tree of symmetric distances [n, n]
-    (Prim 1957). Of equal distances the pair that comes first is the shorter one, so that there is one such tree."""
-    count = len(distances)
-    first, second = np.triu_indices(count, 1)
-    ranks = np.full((count, count), len(first))  # the order of all pairs: no two are equal
-    ranks[first, second] = np.argsort(np.argsort(distances[first, second], kind="stable"))
-    ranks = np.minimum(ranks, ranks.T)
-    edges = np.zeros((max(0, count - 1), 2), np.int64)
-    nearest, rank = np.zeros(count, np.int64), ranks[:1].ravel().copy()  # the nearest word of the tree, to each word
-    outside = np.arange(count) > 0
-    for edge in edges:
-        word = int(np.where(outside, rank, len(first) + 1).argmin())
-        edge[:] = sorted((word, int(nearest[word])))
-        outside[word] = False
-        closer = outside & (ranks[word] < rank)
-        nearest[closer], rank[closer] = word, ranks[word, closer]
-    return edges
+    """int64 [n - 1, 2], each row ascending: the edges of the minimum spanning tree of symmetric distances [n, n].
+    Of equal distances the pair that comes first is the shorter one, so that there is one such tree."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import minimum_spanning_tree
 
-
-def ranks_of(x: Numbers) -> Array:
-    """float64 [..., n]: the rank of each number in its row, from 1; equal numbers have the mean of their ranks."""
-    below = (x[..., None, :] < x[..., :, None]).sum(-1)
-    equal = (x[..., None, :] == x[..., :, None]).sum(-1)
-    return np.asarray(below + (equal + 1) / 2)
+    pairs = np.triu_indices(len(distances), 1)
+    ranks = 1.0 + np.argsort(np.argsort(distances[pairs], kind="stable"))  # no two pairs are equal
+    tree = minimum_spanning_tree(csr_array((ranks, pairs), distances.shape))
+    return np.transpose(tree.nonzero()).astype(np.int64)
 
 
 def spearman(x: Numbers, y: Numbers) -> Array:
     """float64 [...]: the rank correlation of the rows of x and y, both [..., n]; 0 where all numbers of one are
     equal."""
-    a, b = (ranks - ranks.mean(-1, keepdims=True) for ranks in (ranks_of(x), ranks_of(y)))
+    from scipy.stats import rankdata
+
+    a, b = (ranks - ranks.mean(-1, keepdims=True) for ranks in (rankdata(x, axis=-1), rankdata(y, axis=-1)))
     return ratio((a * b).sum(-1), np.sqrt((a * a).sum(-1) * (b * b).sum(-1)))
 
 
@@ -81,8 +55,8 @@ class GoldTree:
     """What predictions of a sentence are compared with. heads, is_punctuation: see `datasets.treebank`."""
 
     def __init__(self, heads: Sequence[int], is_punctuation: Sequence[bool]):
-        self.distances, self.depths = tree_distances(heads), tree_depths(heads)
-        self.root = list(heads).index(-1)
+        self.distances, self.root = tree_distances(heads), list(heads).index(-1)
+        self.depths = self.distances[self.root]
         self.counted = np.flatnonzero(~np.array(is_punctuation, bool))  # the words that edges and roots may be of
 
     @cached_property

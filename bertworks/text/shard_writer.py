@@ -1,15 +1,13 @@
 """Documents -> numbered parts -> a file of token ids per part -> the data files of a shards folder, in bounded memory.
 
-Parts make `shards` parallel and resumable. The content of a part depends on the documents only, not on the number of
-workers, and the file of a part holds the sha256 of its text. Documents are completed when parts are joined: a document
-may continue in the next part, and empty documents are dropped.
+Parts make `shards` parallel and resumable. The content of a part depends on its documents only, not on the number of
+workers, and the file of a part holds the sha256 of its text. A document is in one part: `CorpusReader` limits its size.
 
 The file of a part is an .npz file, sealed with the sha256 of the text and of the tokenizer:
 
     tokens     uint16 or uint32 [tokens]
     lengths    int32 [sentences]: tokens of each sentence; none is 0
-    fragments  int32 [1 + documents that begin here]: sentences that continue the last document of the part before, then
-               sentences of each document; may be 0
+    documents  int32 [documents]: sentences of each document; none is 0
     counts     JSON: figures for the manifest
 """
 
@@ -27,7 +25,7 @@ from numpy.typing import NDArray
 from bertworks.io.atomic_write import replacing
 from bertworks.io.binary_files import is_sealed, json_sha256, sealing, write_npy
 from bertworks.io.processes import chunk_by_size, in_processes
-from bertworks.text.segmentation import cut_text, split_sentences
+from bertworks.text.segmentation import split_sentences
 from bertworks.text.tokenizer import Tokenizer
 
 Arrays = tuple[NDArray[np.int32], NDArray[np.int64]]
@@ -115,15 +113,13 @@ def flat_arrays(ids: list[list[int]]) -> Arrays:
 
 
 DATA_FILES = ("tokens.bin", "sentences.npy", "documents.npy")
-PIECE_CHARACTERS = 1 << 18  # longer documents are divided at a line end or a space, so that lines may have any length
 _BATCH_CHARACTERS = 1 << 19  # given to the tokenizer at a time
 _SAMPLED_SENTENCES = 16  # per part: sentences with [UNK] whose unknown words are kept as examples
 _SAMPLED_CHARACTERS = 1 << 12  # of such a sentence
 _WORD_CHARACTERS = 40  # of a word kept as an example
 _UNKNOWN_WORDS = 100  # of these, per part
 _LISTED_UNKNOWN_WORDS = 1000  # in the manifest
-Piece = tuple[bool, str]  # whether it begins a document, or continues one; its text
-Part = tuple[int, list[Piece]]  # its number
+Part = tuple[int, list[str]]  # its number, its documents
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -137,12 +133,7 @@ def _most_frequent(words: Counter[str], number: int) -> dict[str, int]:
 
 def cut_into_parts(documents: Iterable[str], part_characters: int) -> Iterator[Part]:
     """Group documents, in order, into parts of at least `part_characters`; the last may be shorter."""
-    pieces = (
-        (index == 0, piece)
-        for document in documents
-        for index, piece in enumerate(cut_text(document, PIECE_CHARACTERS, "\n", " "))
-    )
-    return enumerate(chunk_by_size(pieces, part_characters, lambda piece: len(piece[1])))
+    return enumerate(chunk_by_size(documents, part_characters, len))
 
 
 def write_parts(
@@ -183,22 +174,21 @@ class PartWriter:
 
     def __call__(self, part: Part) -> int:
         """Write a part unless a complete file exists. Returns its characters."""
-        number, pieces = part
-        path, key = part_path(self._folder, number), self.key(pieces)
+        number, documents = part
+        path, key = part_path(self._folder, number), self.key(documents)
         if not is_sealed(path, key):
-            arrays = self.encode(pieces)
+            arrays = self.encode(documents)
             with sealing(path, key) as temporary, temporary.open("wb") as file:
                 np.savez(file, **arrays)
-        return sum(len(text) for _, text in pieces)
+        return sum(map(len, documents))
 
-    def key(self, pieces: list[Piece]) -> str:
-        return json_sha256({"tokenizer": self._tokenizer.sha256, "pieces": pieces})
+    def key(self, documents: list[str]) -> str:
+        return json_sha256({"tokenizer": self._tokenizer.sha256, "documents": documents})
 
-    def encode(self, pieces: list[Piece]) -> dict[str, Any]:
+    def encode(self, documents: list[str]) -> dict[str, Any]:
         """Split and encode the text of a part."""
-        split = [split_sentences(text) for _, text in pieces]
+        split = list(map(split_sentences, documents))
         sentences = list(chain.from_iterable(split))
-        documents = np.cumsum([begins for begins, _ in pieces])  # the number of the document of each piece
         batches = [flat_arrays([]), *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
         tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
         unknown = np.flatnonzero(tokens == self._tokenizer.unk_id)
@@ -206,20 +196,21 @@ class PartWriter:
         sample = self._tokenizer.unknown([sentences[row][:_SAMPLED_CHARACTERS] for row in with_unknown])
         unknown_words = Counter(word[:_WORD_CHARACTERS] for word in sample)
         # A sentence of control characters only has no tokens and is left out.
-        owners = np.repeat(documents, list(map(len, split)))[lengths > 0]
+        sizes = np.bincount(np.repeat(np.arange(len(split)), list(map(len, split)))[lengths > 0], minlength=len(split))
         counts = {
-            "sentences": len(owners),
+            "documents": int(np.count_nonzero(sizes)),
+            "sentences": int(sizes.sum()),
             "tokens": len(tokens),
-            "characters": sum(len(text) for _, text in pieces),
+            "characters": sum(map(len, documents)),
             "unknown_tokens": len(unknown),
-            "empty_documents": int(documents[-1]),  # less those with sentences, when parts are joined
-            "empty_sentences": len(lengths) - len(owners),
+            "empty_documents": int(np.count_nonzero(sizes == 0)),
+            "empty_sentences": int(np.count_nonzero(lengths == 0)),
             "unknown_words": _most_frequent(unknown_words, _UNKNOWN_WORDS),
         }
         return {
             "tokens": tokens.astype(token_dtype(self._tokenizer.vocab_size)),
             "lengths": lengths[lengths > 0].astype("<i4"),
-            "fragments": np.bincount(owners, minlength=documents[-1] + 1).astype("<i4"),
+            "documents": sizes[sizes > 0].astype("<i4"),
             "counts": np.array(json.dumps(counts)),
         }
 
@@ -248,26 +239,13 @@ def join_parts(parts: Path, number: int, folder: Path) -> dict[str, Any]:
         figures = json.loads(str(counts))
         unknown_words.update(figures.pop("unknown_words"))
         totals.update(figures)
-    documents = sum(map(len, _document_sizes(arrays("fragments"))))
-    totals["empty_documents"] -= documents
     with replacing(folder / "tokens.bin") as temporary, temporary.open("wb") as file:
         for tokens in arrays("tokens"):
             file.write(tokens.tobytes())
     write_npy(folder / "sentences.npy", _borders(arrays("lengths")))
-    write_npy(folder / "documents.npy", _borders(_document_sizes(arrays("fragments"))))
+    write_npy(folder / "documents.npy", _borders(arrays("documents")))
     words = _most_frequent(unknown_words, _LISTED_UNKNOWN_WORDS)
-    return {**totals, "documents": documents, "sections": documents == 1, "unknown_words": words}
-
-
-def _document_sizes(parts: Iterable[NDArray[np.int32]]) -> Iterator[NDArray[np.int64]]:
-    """Sentences of each document, one block per part. A document may continue in the next; empty ones are dropped."""
-    unfinished = np.zeros(1, np.int64)
-    for fragments in parts:
-        sizes = fragments.astype(np.int64)
-        sizes[:1] += unfinished
-        unfinished = sizes[-1:]
-        yield sizes[:-1][sizes[:-1] > 0]
-    yield unfinished[unfinished > 0]
+    return {**totals, "sections": totals["documents"] == 1, "unknown_words": words}
 
 
 def _borders(sizes: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
