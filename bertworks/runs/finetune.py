@@ -39,9 +39,9 @@ from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answe
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
 from bertworks.runs.joint_job import JointJob, JointRequest
-from bertworks.runs.request import seconds_of
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
+from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
