@@ -90,6 +90,7 @@ def pretrain(
     estimate: console.Flag = False,
     tokenizer: str | None = None,
     init: str | None = None,
+    teacher: str | None = None,
     learning_rate: float | None = None,
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
@@ -110,6 +111,7 @@ def pretrain(
         estimate: Print parameters, memory, tokens, time and disk space, and do not start.
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model: a folder, minilm, or a name on the hub.
+        teacher: Distillation (--recipe distilbert): the model from which a smaller one learns.
         learning_rate: The highest learning rate. Unset: the recipe's.
         precision: auto: that of the recipe, else bf16 where the hardware is faster with it.
         seed: Seed of the weights, the order of the text and the masks.
@@ -122,7 +124,7 @@ def pretrain(
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
-        "init": init, "device": device, "precision": None if precision == "auto" else precision,
+        "init": init, "teacher": teacher, "device": device, "precision": None if precision == "auto" else precision,
         "seed": seed, **vars(raw),
     }  # fmt: skip
     if estimate:
@@ -180,12 +182,27 @@ def check(
     console.say(f"next: bertworks finetune {shlex.join([data, *words, *read.words])} -o MODEL-FOLDER")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a fine-tuning starts from.
+
+    Args:
+        model: minilm, a model folder, or the name of a model on the Hugging Face hub.
+        layers: Keep this number of layers of the model, evenly spread. Unset: all.
+        teacher: Distillation: a model fine-tuned for the same task, from which this one learns too.
+    """
+
+    model: str = "minilm"
+    layers: Annotated[int | None, console.at_least(1)] = None
+    teacher: str | None = None
+
+
 def finetune(
     data: str,
     /,
     *,
     output: console.Output,
-    model: str = "minilm",
+    start: Annotated[Start, Parameter("*")] = Start(),
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
@@ -232,9 +249,9 @@ def finetune(
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
     request = bw.make_finetune_request(
-        data, model=model, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
+        data, recipe=recipe, overrides=settings or [], metric=metric, read=read, seed=seed,
         new_head=reset_head, precision=None if precision == "auto" else precision, method=method,
-        validation=validation, budget=budget, **vars(training), **vars(meaning),
+        validation=validation, budget=budget, **vars(start), **vars(training), **vars(meaning),
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:

@@ -22,6 +22,7 @@ from bertworks.checkpoints.model_folder import (
     check_same_task,
     save_model,
     task_settings,
+    weights_sha256,
 )
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import TaskType
@@ -34,6 +35,7 @@ from bertworks.models.encoder import meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
+from bertworks.runs.task_teacher import TaskTeacher, with_layers
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
 from bertworks.training.linear_head import LinearHead, fit_linear_head
@@ -116,6 +118,9 @@ class FinetuneRequest:
         few rows "cosine" for pairs (two labels or a number), "full" for other data, unless another one is clearly
         better in a cross-validation; else "full".
     validation: what is evaluated without a dev file, see `data_splits.read_data`.
+    teacher: a model that was fine-tuned for the same task, from which this one learns too; None: from the labels alone.
+    layers: the number of layers that are kept of the initial model, see `training.distillation.student_layers`; None:
+        all.
     budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer; None: no limit.
     """
 
@@ -138,12 +143,14 @@ class FinetuneRequest:
     method: Method = "auto"
     validation: Validation = "auto"
     budget: str | None = None
+    teacher: str | None = None
+    layers: int | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The inputs: the output must not be inside them."""
-        model = self.model if Path(self.model).is_dir() else None
-        return tuple(path for path in (self.data, self.dev, model) if isinstance(path, str))
+        models = (name if name and Path(name).is_dir() else None for name in (self.model, self.teacher))
+        return tuple(path for path in (self.data, self.dev, *models) if isinstance(path, str))
 
     def content(self) -> dict[str, Any]:
         """As JSON, with hashes of the files that it names."""
@@ -154,6 +161,8 @@ class FinetuneRequest:
             files = [Path(file) for file in find_files(path, None) if file] if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+        if self.teacher:
+            content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
         return content
 
 
@@ -193,6 +202,7 @@ class FinetuneJob:
         given = recipe = recipe or _recipe_of(request, device)
         folder = source[0] if source else ModelFolder(resolve_model(request.model))
         self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
+        self.model = self.model if source or not request.layers else with_layers(self.model, request.layers)
         self.source = folder, self.model
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
@@ -202,9 +212,13 @@ class FinetuneJob:
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
         self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
-        recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
+        self.teacher = TaskTeacher(request.teacher, str(device)) if request.teacher else None
+        positions = (one.config.max_position_embeddings for one in (self.model, self.teacher) if one)
+        recipe = replace(recipe, max_length=default_max_length(recipe, min(positions)))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
+        if self.teacher:
+            self.teacher.check(d, self.model.tokenizer)
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
@@ -242,7 +256,10 @@ class FinetuneJob:
     def network(self) -> TaskModel:
         """A network with random weights."""
         r, task = self.recipe, make_task_head(self.description, self.groups, self.recipe)
-        network = TaskModel(self.config, task, lstm_units=r.lstm_units, head_deviation=r.head_deviation)
+        teacher = (r.teacher_weight if self.teacher else 0.0, r.temperature)
+        network = TaskModel(
+            self.config, task, lstm_units=r.lstm_units, head_deviation=r.head_deviation, teacher=teacher
+        )
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
@@ -313,7 +330,10 @@ class FinetuneJob:
         return x, [np.concatenate([example.target.labels for example in one.unit]) for one in self.train]
 
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
-        labelled, first = replace(self.train_batches, rank=rank, world_size=size), self.recipe.cloze_steps
+        groups, first = self.groups, self.recipe.cloze_steps
+        if self.teacher:
+            groups = self.teacher.label(groups, self.description, note)
+        labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size)
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
 

@@ -18,7 +18,7 @@ import torch
 
 from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import can_hold, check_representable, num_parameters
-from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
@@ -27,7 +27,7 @@ from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain_job import PretrainJob, phase_batches
+from bertworks.runs.pretrain_job import PretrainJob, half_of, phase_batches, with_teacher
 from bertworks.runs.processes import training_processes
 from bertworks.runs.run_folder import absolute, check_same_request, open_run, read_plans, write_plans
 from bertworks.runs.training_run import TrainingRun
@@ -59,6 +59,7 @@ class Request:
     text_column: str | None = None
     documents: Documents = "auto"
     encoding: str | None = None
+    teacher: str | None = None
 
     @property
     def is_shards(self) -> bool:
@@ -75,6 +76,8 @@ class Request:
         content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
+        if self.teacher:
+            content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
         if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
             content["shards_sha256"] = Manifest.load(manifest).identity
         return content
@@ -86,6 +89,9 @@ class Request:
             BertworksError: an input cannot be read.
         """
         return read_text(self.inputs, self.text_column, self.documents, self.encoding)
+
+
+_WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 
 def estimate_tokens(reader: CorpusReader) -> int:
@@ -105,14 +111,16 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     """
     if not (sources := sources_of(inputs)):
         raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
-    recipe, budget, tokenizer, init = (options.get(name) for name in ("recipe", "budget", "tokenizer", "init"))
-    if tokenizer and init:
-        raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
+    recipe, budget, *models = (options.get(name) for name in ("recipe", "budget", *_WITH_TOKENIZER))
+    if len(both := [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value]) > 1:
+        what = f"--{both[-1]} takes the tokenizer of the model"
+        raise UsageError(what, hint=f"give --{both[0]} or --{both[1]}, not both")
     if budget:
         seconds_of(budget)
-    paths = {"tokenizer": tokenizer}
-    paths["recipe"] = recipe if recipe and recipe.endswith(".toml") else None
-    paths["init"] = init if init and not is_model_name(init) else None
+    paths = {
+        name: value if value and not is_model_name(value) else None for name, value in zip(_WITH_TOKENIZER, models)
+    }
+    paths |= {"tokenizer": models[0], "recipe": recipe if recipe and recipe.endswith(".toml") else None}
     options |= {name: absolute(path) for name, path in paths.items() if path}
     options["overrides"] = names_of(options.get("overrides"))
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
@@ -179,7 +187,7 @@ def pretrain(
     overrides: str | Iterable[str] = (), budget: str | None = None, tokenizer: str | None = None,
     init: str | None = None, precision: str | None = None, seed: int | None = None, text_column: str | None = None,
     documents: Documents = "auto", encoding: str | None = None, device: str = "auto", overwrite: bool = False,
-    workers: int | None = None, verify: bool = False,
+    workers: int | None = None, verify: bool = False, teacher: str | None = None,
 ) -> Iterator[Event]:  # fmt: skip
     """Pre-train a network and yield the events of the run; `output` becomes a model folder. The same arguments in the
     same folder resume a run.
@@ -193,6 +201,8 @@ def pretrain(
             that depends on it; with a recipe, only the number of steps. Without a size and a budget: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
+        teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a folder, or a name on
+            the hub. The student has its tokenizer, its width and some of its layers.
         precision, seed: None: those of the recipe.
         text_column, documents, encoding: of raw text, see `CorpusReader`.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
@@ -206,7 +216,7 @@ def pretrain(
     output, where, content = as_path(output, "output folder"), choose_device(device), request.content()
     with training_processes(where) as processes, ExitStack() as stack:
         paths = [one for one in request.inputs if isinstance(one, str)]
-        refuse_nested(output, filter(None, (*paths, request.tokenizer, request.init)), paths)
+        refuse_nested(output, filter(None, (*paths, request.tokenizer, request.init, request.teacher)), paths)
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
@@ -221,7 +231,7 @@ def pretrain(
         resolved = load_recipe(str(output / "recipe.toml"))
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
         shards = shards if processes.first else Shards.open(request.shards_folder(output))
-        job = PretrainJob(resolved, shards, request.init)
+        job = PretrainJob(resolved, shards, request.init, request.teacher)
         if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
@@ -243,7 +253,7 @@ def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **opt
     """The cost of `pretrain` with the same arguments, measured with a few training steps on random tokens."""
     request = make_request(inputs, **options)
     where = choose_device(device)
-    draft = _draft(request, where)
+    draft = _draft(request, where, starts=False)
     resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
     measured = measure_steps(resolved, where)
     if request.budget:
@@ -272,10 +282,10 @@ class _Draft(NamedTuple):
     shards: Shards | None
 
 
-def _draft(request: Request, device: torch.device) -> _Draft:
-    """Checks the whole request before any folder is changed."""
-    begin = resolve_model(request.init) if request.init else None
-    model = load_model(begin) if begin else None
+def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draft:
+    """Checks the whole request before any folder is changed. starts: whether a training follows."""
+    begin = resolve_model(name) if (name := request.init or request.teacher) else None
+    model = load_model(begin, needs={"lm_head"} if request.teacher else ()) if begin else None
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
     reader, shards = (None if request.is_shards else request.reader()), None
     if reader:
@@ -288,6 +298,8 @@ def _draft(request: Request, device: torch.device) -> _Draft:
             raise BertworksError("these shards were made with another tokenizer", where=str(shards.folder), hint=hint)
         tokenizer = own
     recipe = _recipe(request, device, tokens, model.config if model else None)
+    if recipe.distils and not request.teacher and starts:
+        raise UsageError(f"the recipe {request.recipe} learns from a teacher", hint="name it: --teacher MODEL")
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
@@ -313,9 +325,12 @@ def _check_heads(recipe: Recipe) -> None:
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
     overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
+    encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
     try:
         name = request.recipe or (encoder.family if encoder else None)
         family = family_recipe(name) if request.budget else None
+        if family and family.distils and not request.recipe:
+            family = None  # a student of another training continues without its teacher
         if request.recipe and family is None:
             recipe = load_recipe(request.recipe, overrides)
             recipe = replace(recipe, encoder=encoder or recipe.encoder)
@@ -323,10 +338,13 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
             name = parse_overrides(overrides).get("train.precision")
             # The best of the device for "auto", and for what the recipe will refuse.
             matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
-            chosen = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder, family)
+            begin = half_of(family, teacher) if family and teacher else encoder
+            chosen = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, begin, family)
             recipe = override(chosen, overrides)
+        if teacher:
+            recipe = with_teacher(recipe, teacher, parse_overrides(overrides))
     except ValueError as error:
-        raise UsageError(str(error), where=request.init) from error
+        raise UsageError(str(error), where=request.init or request.teacher) from error
     if recipe.train.precision == "auto":
         recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
     return recipe
@@ -358,7 +376,7 @@ def _fill_budget(
     is recorded in the folder."""
     if not request.budget:
         return recipe
-    job = PretrainJob(recipe, shards, request.init)
+    job = PretrainJob(recipe, shards, request.init, request.teacher)
     budget, measuring = seconds_of(request.budget), time.perf_counter()
     # Measure longer for longer plans: a shared machine is fast and slow in turns.
     seconds = min(30.0, max(3.0, budget / 60))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
-from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy
+from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy, divergence
 
 SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
 FEATURE_LAYERS = 4  # last layers; their concatenated hidden states are the best features (Devlin et al. 2019, table 7)
@@ -194,6 +194,19 @@ class MultipleChoice(TaskHead):
         return cross_entropy(scores, labels.argmax(1))
 
 
+def teacher_loss(task: TaskHead, logits: Tensor, theirs: Tensor, temperature: float) -> Tensor:
+    """The sum of the losses of logits, float32 [M, outputs], that should be those of a teacher: for numbers the squared
+    error as in `Regression`, for several labels the divergence of each probability, else that of all."""
+    if isinstance(task, Regression):
+        return ((logits - theirs) / task.deviation).square().sum()
+    if isinstance(task, MultiLabel):  # a sigmoid is a softmax over x and 0
+        logits, theirs = (torch.stack([x, torch.zeros_like(x)], -1) for x in (logits, theirs))
+    return divergence(logits, theirs, temperature)[0]
+
+
+TEACHER = "teacher"  # the target with its logits
+
+
 def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
     """The dropout before the output layer: none for spans, as in google-research/bert `run_squad.py`, unless the model
     has its own."""
@@ -209,13 +222,18 @@ class TaskModel(TrainableModel):
 
     lstm_units: the encoder is frozen, and its last layers are read, as they are, by a two-layer bidirectional LSTM
         with this number of units (section 5.3, the feature-based approach); 0: no LSTM, the encoder is trained.
+    teacher: of batches with the logits of a teacher: the weight of their loss, and the temperature.
     head_deviation: of the random weights of a classifier behind a pooler, see `training.recipe.FinetuneRecipe`. With
         many labels and few rows, large weights cost accuracy (docs/experiments, 2026-11-26).
     """
 
-    def __init__(self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, head_deviation: float = 0.0):
+    def __init__(
+        self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, head_deviation: float = 0.0,
+        teacher: tuple[float, float] = (0.0, 1.0),
+    ):  # fmt: skip
         super().__init__()
-        self.task, self.dropout, self.weights = task, output_dropout(c, task), {"task": 1.0}
+        self.task, self.dropout, (weight, self.temperature) = task, output_dropout(c, task), teacher
+        self.weights = {"task": 1 - weight, "distillation": weight}
         self.encoder = Encoder(c)
         self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
@@ -232,10 +250,16 @@ class TaskModel(TrainableModel):
             nn.init.constant_(layer.bias, task.mean)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {"task": self.task.count(batch)}
+        count = self.task.count(batch)
+        return {"task": count, "distillation": count} if TEACHER in batch.targets else {"task": count}
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        return {"task": self.task.tally(self.logits(batch).float(), batch)}
+        logits = self.logits(batch).float()
+        losses = {"task": self.task.tally(logits, batch)}
+        if TEACHER in batch.targets:
+            loss = teacher_loss(self.task, logits, batch.targets[TEACHER].labels, self.temperature)
+            losses["distillation"] = LossSum(loss, loss.new_zeros(()))
+        return losses
 
     def logits(self, batch: Batch) -> Tensor:
         """[M, outputs]: the logits of all predictions."""
