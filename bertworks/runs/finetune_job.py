@@ -201,8 +201,7 @@ class FinetuneJob:
         """
         given = recipe = recipe or _recipe_of(request, device)
         folder = source[0] if source else ModelFolder(resolve_model(request.model))
-        self.model_name, self.model = request.model, source[1] if source else folder.load(needs={"encoder"})
-        self.model = self.model if source or not request.layers else with_layers(self.model, request.layers)
+        self.model_name, self.model = request.model, source[1] if source else with_layers(folder, request.layers)
         self.source = folder, self.model
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
@@ -212,13 +211,10 @@ class FinetuneJob:
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
         self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
-        self.teacher = TaskTeacher(request.teacher, str(device)) if request.teacher else None
-        positions = (one.config.max_position_embeddings for one in (self.model, self.teacher) if one)
-        recipe = replace(recipe, max_length=default_max_length(recipe, min(positions)))
+        recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
-        if self.teacher:
-            self.teacher.check(d, self.model.tokenizer)
+        self.teacher = TaskTeacher(request.teacher, d, self.model.tokenizer, device) if request.teacher else None
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
@@ -332,7 +328,7 @@ class FinetuneJob:
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
         groups, first = self.groups, self.recipe.cloze_steps
         if self.teacher:
-            groups = self.teacher.label(groups, self.description, note)
+            groups = self.teacher.label(groups, note)
         labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size)
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)

@@ -6,9 +6,9 @@ import torch
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Target
-from bertworks.checkpoints.model_folder import Model, TaskConfig
+from bertworks.checkpoints.model_folder import Model, ModelFolder, TaskConfig
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import UsageError, require
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import task_network
 from bertworks.text.tokenizer import Tokenizer
@@ -19,40 +19,38 @@ TASKS = ("classification", "multilabel", "regression", "tagging", "spans")
 
 
 class TaskTeacher:
-    """A fine-tuned model as a teacher of one with the same tokenizer, for a task with the same labels.
+    """A fine-tuned model that teaches its task to a model with the same tokenizer.
+
+    Args:
+        d: the task of the data.
 
     Raises:
-        BertworksError: no such model, or it was not fine-tuned for a task.
+        UsageError: the task has no loss with a teacher.
+        BertworksError: no such model; one for another task, other labels or shorter texts, or with another tokenizer.
     """
 
-    def __init__(self, name: str, device: str):
-        self.source = LazyModel(name, device)
-        self.task, self.config = self.source.task_config, self.source.config
-
-    def check(self, d: TaskConfig, tokenizer: Tokenizer) -> None:
-        """Check that it can teach a task to a model with a tokenizer.
-
-        Raises:
-            UsageError: the task has no loss with a teacher.
-            BertworksError: another task, other labels, or another tokenizer.
-        """
+    def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
         if d.task not in TASKS:
             what = f"--teacher is not available for {d.task}: expected {', '.join(TASKS)}"
             raise UsageError(what, hint="leave out --teacher")
-        names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (self.task, d))
-        same = self.task.task == d.task and {*self.task.labels} == {*d.labels} and self.task.vectors == d.vectors
-        what = f"the teacher was fine-tuned for {self.task.task}{names}, the data is for {d.task}{others}"
-        if same and self.source.tokenizer.sha256 != tokenizer.sha256:
-            same, what = False, "the teacher has another tokenizer than the model"
-        if not same:
-            hint = "fine-tune a teacher from the same model on the same data: bertworks finetune DATA --method full"
-            raise BertworksError(what, where=str(self.source), hint=hint)
+        self.source, self.description = LazyModel(name, str(device)), d
+        own = self.task = self.source.task_config
+        names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (own, d))
+        same = own.task == d.task and {*own.labels} == {*d.labels} and own.vectors == d.vectors
+        length = self.source.config.max_position_embeddings
+        where, hint = name, "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o TEACHER"
+        what = f"the teacher was fine-tuned for {own.task}{names}, the data is for {d.task}{others}"
+        require(same, what, where, hint)
+        same = self.source.tokenizer.sha256 == tokenizer.sha256
+        require(same, "the teacher has another tokenizer than the model", where, hint)
+        what = f"the teacher reads at most {length} tokens, the model {d.max_length}"
+        require(length >= d.max_length, what, where, f"--max-length {length}")
 
-    def label(self, groups: Sequence[ExampleGroup], d: TaskConfig, note: Callable[[str], None]) -> list[ExampleGroup]:
-        """The examples with the logits of the teacher as further targets, in the order of the labels of `d`. It reads
-        each once, without dropout."""
+    def label(self, groups: Sequence[ExampleGroup], note: Callable[[str], None]) -> list[ExampleGroup]:
+        """The examples with the logits of the teacher as further targets, in the order of the labels of the data. It
+        reads each once, without dropout."""
         network = task_network(self.source, self.task)
-        order = torch.tensor([self.task.labels.index(label) for label in d.labels] or [0])
+        order = torch.tensor([self.task.labels.index(label) for label in self.description.labels] or [0])
         logits = compute_each(network, lambda batch: network.logits(batch)[:, order], groups, (len(order),))
         result: list[ExampleGroup] = []
         for (example,), rows in zip(groups, logits, strict=True):
@@ -62,13 +60,14 @@ class TaskTeacher:
         return result
 
 
-def with_layers(model: Model, count: int) -> Model:
-    """The model with some of its layers.
+def with_layers(folder: ModelFolder, count: int | None) -> Model:
+    """The model of a folder with some of its layers; None: with all.
 
     Raises:
         UsageError: it has fewer.
+        BertworksError: see `ModelFolder.load`.
     """
-    if not 1 <= count <= (most := model.config.num_hidden_layers):
+    model = folder.load(needs={"encoder"})
+    if not 1 <= (count or 1) <= (most := model.config.num_hidden_layers):
         raise UsageError(f"--layers {count}: expected a number from 1 to {most}, the layers of the model")
-    config, state = select_layers(model.config, model.state, count)
-    return Model(config, state, model.tokenizer)
+    return Model(*select_layers(model.config, model.state, count or most), model.tokenizer)
