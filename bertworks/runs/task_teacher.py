@@ -44,7 +44,7 @@ class TaskTeacher:
         same = self.source.tokenizer.sha256 == tokenizer.sha256
         require(same, "the teacher has another tokenizer than the model", where, hint)
         what = f"the teacher reads at most {length} tokens, the model {d.max_length}"
-        require(length >= d.max_length, what, where, f"--max-length {length}")
+        require(length >= d.max_length, what, where, f"set max_length to {length}")
 
     def label(self, groups: Sequence[ExampleGroup], note: Callable[[str], None]) -> list[ExampleGroup]:
         """The examples with the logits of the teacher as further targets, in the order of the labels of the data. It
