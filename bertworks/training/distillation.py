@@ -28,7 +28,8 @@ def student_layers(teacher: int, student: int) -> tuple[int, ...]:
 
 
 def select_layers(c: EncoderConfig, state: Mapping[str, Tensor], count: int) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """A network with some of its layers, see `student_layers`. Its other parameters stay. Where all layers share one block, so do those of the result."""
+    """A network with some of its layers, see `student_layers`. Its other parameters stay. Where all
+    layers share one block, so do those of the result."""
     shared = c.num_groups == 1
     chosen = [i * c.num_groups // c.num_hidden_layers for i in student_layers(c.num_hidden_layers, count)]
     groups = (1 if shared else count) if c.num_hidden_groups else 0
