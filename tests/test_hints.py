@@ -91,7 +91,6 @@ NOT_TYPED = {  # why a template is not tested here
     "report this, with the versions that `bertworks doctor` shows": "test_doctor: the command",
     "use another output folder, or --overwrite": "only a program that was changed says so: the recipe is the same",
     "--threads {}: expected a number from 1, or auto": NOT_ADVICE,
-    "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
     "The task of a joint fine-tuning: finetune --joint.": NOT_ADVICE,
@@ -1497,11 +1496,60 @@ def copy_of(model: Path, name: str) -> Path:
     return Path(shutil.copytree(model, name))
 
 
-@says("give --tokenizer or --init, not both", "make new ones: bertworks prepare TEXT --tokenizer {} -o OTHER")
+@says("name it: --teacher MODEL", "--recipe distilbert")
+def test_a_teacher(shell: Shell, text: Path, model: Path) -> None:
+    words = ["pretrain", text, "-o", "out", "--device", "cpu", "--set", "encoder.num_hidden_layers=1"]
+    words += [word for size in ("num_steps=2", "batch_size=8", "sequence_length=32")
+              for word in ("--set", f"train.phases.0.{size}")]  # fmt: skip
+    shell.shows(shell.fails(*words, "--recipe", "bert-tiny", "--teacher", model), "--recipe distilbert")
+    shell.shows(shell.fails(*words, "--recipe", "distilbert"), "name it: --teacher MODEL")
+    shell.works(*words, "--recipe", "distilbert", "--teacher", model)
+    assert (Path("out") / "model.safetensors").exists()
+
+
+FINETUNED_TEACHER = "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o TEACHER"
+
+
+@says(
+    "leave out --teacher", "leave out --teacher; or --method full", FINETUNED_TEACHER,
+    "--layers {}: expected a number from 1 to {}, the layers of the model",
+    "--teacher is not available for {}: expected {}", "the method {} does not use --teacher",
+)  # fmt: skip
+def test_a_teacher_of_a_task(shell: Shell, model: Path) -> None:
+    write_reviews(Path("DATA.csv"))
+    write_choices(Path("choices.csv"))
+    run = ["--model", model, "--epochs", 1, "--device", "cpu"]
+    shell.works("finetune", "DATA.csv", *run, "--method", "full", "-o", "TEACHER")
+    words = ["finetune", "DATA.csv", *run, "--teacher", "TEACHER", "-o", "out", "--layers", 1]
+    answer = shell.fails(*words, "--method", "cosine")
+    shell.shows(answer, "leave out --teacher; or --method full")
+    shell.shows(answer, "the method {} does not use --teacher")
+    layers = "--layers {}: expected a number from 1 to {}, the layers of the model"
+    shell.shows(shell.fails(*words[:-1], 99), layers)
+    shell.works(*words, "--method", "full")
+    other = ["finetune", "choices.csv", *run, "-o", "other"]
+    answer = shell.fails(*other, "--teacher", "TEACHER")
+    shell.shows(answer, "leave out --teacher")
+    shell.shows(answer, "--teacher is not available for {}: expected {}")
+    shell.works(*other)
+    write_reviews(Path("others.csv"))
+    Path("others.csv").write_text(Path("others.csv").read_text().replace(",pos,", ",good,"))
+    third = ["finetune", "others.csv", *run, "-o", "third", "--teacher"]
+    shell.shows(shell.fails(*third, "TEACHER"), FINETUNED_TEACHER)
+    shell.works("finetune", "others.csv", *run, "--method", "full", "-o", "THIRD")
+    shell.works(*third, "THIRD")
+
+
+@says(
+    "--{} takes the tokenizer of the model",
+    "give --{} or --{}, not both",
+    "make new ones: bertworks prepare TEXT --tokenizer {} -o OTHER",
+)
 def test_two_tokenizers(shell: Shell, text: Path, tokenizer: Path, model: Path) -> None:
     copy_of(model, "my model")
     answer = shell.fails("pretrain", text, "--tokenizer", tokenizer, "--init", "my model", "-o", "out")
-    shell.shows(answer, "give --tokenizer or --init, not both")
+    shell.shows(answer, "--{} takes the tokenizer of the model")
+    assert shell.shows(answer, "give --{} or --{}, not both") == "give --tokenizer or --init, not both"
     shell.works("pretrain", text, "--tokenizer", tokenizer, *short(), "-o", "new")
     assert bertworks.load("new").tokenizer.sha256 == bertworks.Tokenizer.load(tokenizer).sha256
     shell.works("prepare", text, "--tokenizer", tokenizer, "--workers", 1, "-o", "my shards")

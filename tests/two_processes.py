@@ -15,6 +15,7 @@ from test_train import SMALL
 
 from bertworks.batching.batch import Batches, ExampleStream
 from bertworks.batching.masking import Masker, MaskingConfig
+from bertworks.training.distillation import Teacher
 from bertworks.training.loop import train
 from bertworks.training.objectives import BERT, PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
@@ -22,9 +23,11 @@ from bertworks.training.recipe import ObjectiveKind
 
 
 def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    """Losses and norms of four steps, and the optimizer's first moments after the first: of BERT and of ELECTRA."""
+    """Losses and norms of four steps, and the first moments after the first: of BERT, ELECTRA, a student."""
     results = {}
-    for family, kinds in (("bert", BERT), ("electra", {"masked_lm": 1.0, "replaced_token": 50.0})):
+    electra: dict[ObjectiveKind, float] = {"masked_lm": 1.0, "replaced_token": 50.0}
+    distilbert: dict[ObjectiveKind, float] = {"masked_lm": 2.0, "distillation": 5.0, "cosine": 1.0}
+    for family, kinds in (("bert", BERT), ("electra", electra), ("distilbert", distilbert)):
         result = _learned(rank, world_size, kinds)
         results |= {f"{name}/{family}": value for name, value in result.items()}
     return results
@@ -33,6 +36,9 @@ def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
 def _learned(rank: int, world_size: int, kinds: Mapping[ObjectiveKind, float]) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = PretrainingModel(replace(SMALL, vocab_size=1000, embedding_size=16), kinds, generator_size=0.5)
+    model.teacher = teacher = Teacher(replace(SMALL, vocab_size=1000, num_hidden_layers=3), None, torch.float32)
+    for p in teacher.parts.parameters():  # a divergence near 0 is a difference of large numbers
+        p.add_(torch.randn_like(p), alpha=0.5)
     c = OptimizerConfig(learning_rate=1e-3, warmup=0.5)
     optimizer = make_optimizer(model, c)
     masker = Masker(MaskingConfig(), 4, np.ones(1000, bool), replaces="replaced_token" in kinds)

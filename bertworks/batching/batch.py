@@ -74,9 +74,8 @@ class Batch:
 
     @property
     def target(self) -> BatchTarget:
-        """The target of a batch that has only one."""
-        (target,) = self.targets.values()
-        return target
+        """The target of a task: the first one. A teacher may have added another."""
+        return next(iter(self.targets.values()))
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device."""

@@ -31,6 +31,8 @@ class MaskingConfig(Settings):
     max_predictions: largest number of them (`max_predictions_per_seq`; 20 at length 128 in the original); 0: no limit.
     mask, random: fractions of the predicted tokens that become [MASK], or any token; the others stay unchanged.
     unit: what is chosen at once: a token, a whole word, or a span of words.
+    frequency_power: with unit "token": weights of the draw are count ** power, of the counts in the text; 0: all equal;
+        -0.7: rare tokens are drawn more often (Sanh et al. 2019).
     spans: with unit "span", the probabilities of 1, 2, ... words in a row.
     dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to disk.
     """
@@ -42,6 +44,7 @@ class MaskingConfig(Settings):
     mask: float = 0.8
     random: float = 0.1
     unit: Literal["token", "whole_word", "span"] = "token"
+    frequency_power: Annotated[float, Range("a number from -2 to 2", lambda x: -2 <= x <= 2)] = 0.0
     spans: Spans = (6 / 11, 3 / 11, 2 / 11)
     dynamic: bool = True
 
@@ -51,6 +54,8 @@ class MaskingConfig(Settings):
             raise ValueError(f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1")
         if self.special_tokens == "predicted" and self.unit != "token":
             raise ValueError(f"special_tokens 'predicted' with unit {self.unit!r}: expected unit 'token'")
+        if self.frequency_power and self.unit != "token":
+            raise ValueError(f"frequency_power {self.frequency_power} with unit {self.unit!r}: expected unit 'token'")
 
 
 class Example(NamedTuple):
@@ -62,9 +67,8 @@ class Example(NamedTuple):
 
     @property
     def target(self) -> Target:
-        """The target of an example that has only one."""
-        (target,) = self.targets.values()
-        return target
+        """The target of a task: the first one. A teacher may have added another."""
+        return next(iter(self.targets.values()))
 
 
 class TargetMaker(Protocol):
@@ -88,13 +92,15 @@ class NextTokens:
 class Masker:
     """starts_word: bool [vocab_size], which tokens begin a word. special_ids: of special tokens.
     replaces: whether there is a target "replaced_token": at the masked positions uniform numbers, float32 from 0 to
-        below 1, by which a generator draws tokens.
+        below 1, by which a generator draws tokens. counts: int64 [vocab_size], of each token in the text; None: all
+        equal.
     """
 
     def __init__(
         self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_], special_ids: Collection[int] = (),
-        replaces: bool = False,
+        replaces: bool = False, counts: NDArray[np.int64] | None = None,
     ):  # fmt: skip
+        self.weights = None if counts is None else np.maximum(counts, 1) ** c.frequency_power
         self.config, self.mask_id, self.starts_word, self.dynamic = c, mask_id, starts_word, c.dynamic
         self.replaces = replaces
         self.span_edges = np.cumsum(c.spans) / sum(c.spans)
@@ -121,7 +127,12 @@ class Masker:
 
     def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
         candidates = np.flatnonzero(~s.special | (self.config.special_tokens == "predicted"))
-        return np.sort(generator.permutation(candidates)[: self.budget(len(s.input_ids), generator)])
+        if self.weights is None:
+            order = generator.permutation(candidates)
+        else:  # the first of exponential times with these rates: a draw without replacement (Efraimidis 2006)
+            times = generator.standard_exponential(len(candidates)) / self.weights[s.input_ids[candidates]]
+            order = candidates[np.argsort(times)]
+        return np.sort(order[: self.budget(len(s.input_ids), generator)])
 
     def _choose_words(self, s: TokenSequence, generator: Generator) -> Ids:
         """Words or spans in random order; one that no longer fits is skipped, because a smaller one may fit."""
@@ -145,9 +156,10 @@ class Masker:
 
 
 def make_targets(
-    tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"], replaces: bool = False
-) -> TargetMaker:
-    """What is predicted of the tokens: masked ones, or each next one. replaces: see `Masker`.
+    tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"], replaces: bool = False,
+    counts: NDArray[np.int64] | None = None,
+) -> TargetMaker:  # fmt: skip
+    """What is predicted of the tokens: masked ones, or each next one. replaces, counts: see `Masker`.
 
     Raises:
         BertworksError: masked ones, and the tokenizer has no mask token.
@@ -156,4 +168,4 @@ def make_targets(
         return NextTokens()
     if tokenizer.mask_id < 0:
         raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
-    return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids, replaces)
+    return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids, replaces, counts)

@@ -92,6 +92,7 @@ def pretrain(
     tokenizer: str | None = None,
     init: str | None = None,
     extend_vocabulary: int | None = None,
+    teacher: str | None = None,
     language: console.Repeatable = None,
     parallel: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
     learning_rate: float | None = None,
@@ -115,6 +116,7 @@ def pretrain(
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the hub.
         extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
+        teacher: Distillation (--recipe distilbert): the model from which a smaller one learns.
         language: Language of an input, as en; give one per input. Repeatable.
         parallel: Translations: a table of two columns, or two files of as many lines, as pairs.en pairs.de.
         learning_rate: The highest learning rate. Unset: the recipe's.
@@ -130,8 +132,9 @@ def pretrain(
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
-        "init": init, "extend_vocabulary": extend_vocabulary, "languages": language or (), "parallel": parallel or (),
-        "device": device, "seed": seed, "precision": None if precision == "auto" else precision, **vars(raw),
+        "init": init, "extend_vocabulary": extend_vocabulary, "teacher": teacher, "languages": language or (),
+        "parallel": parallel or (), "device": device, "seed": seed,
+        "precision": None if precision == "auto" else precision, **vars(raw),
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)
@@ -202,12 +205,27 @@ class Joint:
     mix: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a fine-tuning starts from.
+
+    Args:
+        model: minilm, a model folder, or the name of a model on the Hugging Face hub.
+        layers: Keep this number of layers of the model, evenly spread. Unset: all.
+        teacher: Distillation: a model fine-tuned for the same task, from which this one learns too.
+    """
+
+    model: str = "minilm"
+    layers: Annotated[int | None, console.at_least(1)] = None
+    teacher: str | None = None
+
+
 def finetune(
     data: console.Inputs,
     /,
     *,
     output: console.Output,
-    model: str = "minilm",
+    start: Annotated[Start, Parameter("*")] = Start(),
     meaning: Meanings = Meaning(),
     method: Literal["auto", "full", "frozen", "cosine"] = "auto",
     validation: Literal["auto", "split", "folds"] = "auto",
@@ -255,10 +273,10 @@ def finetune(
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
     options: dict[str, Any] = {
-        "model": model, "recipe": recipe or ("mt-dnn" if several.joint else "stable"), "overrides": settings or [],
+        "recipe": recipe or ("mt-dnn" if several.joint else "stable"), "overrides": settings or [],
         "metric": metric, "read": read, "seed": seed, "new_head": reset_head, "method": method,
         "precision": None if precision == "auto" else precision, "validation": validation, "budget": budget,
-        **vars(training), **vars(meaning),
+        **vars(start), **vars(training), **vars(meaning),
     }  # fmt: skip
     return _finetune(data, output, several, {"device": device, "overwrite": overwrite}, options, seeds, folds, sweep)
 

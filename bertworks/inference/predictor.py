@@ -144,7 +144,7 @@ class Predictor:
     @cached_property
     def network(self) -> TaskModel | None:
         """The network in fp32 over the same weights, with modules to inspect; None for an exported model."""
-        return None if self._source.exported else _network(self._source, self.description)
+        return None if self._source.exported else task_network(self._source, self.description)
 
     def logits(self, units: Sequence[ExampleGroup]) -> list[Logits]:
         """See `compute_logits`."""
@@ -285,7 +285,7 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
         shutil.copyfile(source / name, target / name)
 
 
-def _network(source: LazyModel, d: TaskConfig) -> TaskModel:
+def task_network(source: LazyModel, d: TaskConfig) -> TaskModel:
     head = "span" if d.task == "qa" else "classifier"
     lstm = {"lstm_units": d.lstm_units, "lstm_encoder": d.lstm_encoder, "feature_layers": d.feature_layers}
     return source.network(lambda config: TaskModel(config, make_task_head(d), **lstm), "encoder", head)  # type: ignore
@@ -297,7 +297,7 @@ def _prepare(
     """The network in its fastest form, and the precision that "auto" selects."""
     if source.exported:
         return source.session(option, task=make_task_head(d)), "fp32"
-    network = _network(source, d)
+    network = task_network(source, d)
     if network.features is not None:  # they compute the encoder themselves, in fp32
         if option == "int8":
             raise UsageError("a model of the recipe `feature_based` has no int8", hint="leave --precision out")

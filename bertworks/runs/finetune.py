@@ -327,8 +327,10 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
     rate, epochs = recipe.optimizer.learning_rate, f"{recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,}"
     clozes = f"{recipe.cloze_steps:,} steps on clozes, then " * (recipe.cloze_steps > 0)
     steps = f"{clozes}{epochs} steps, {recipe.batch_size} at a time, rate {rate:g}{early}"
+    layers = f", {job.request.layers} of its layers" if job.request.layers else ""
+    teacher = f"\nteacher      {job.request.teacher}: {recipe.teacher_weight:.0%} of the loss" if job.teacher else ""
     return (
-        f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{lstm}\n"
+        f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{layers}{lstm}{teacher}\n"
         f"method       {methods[0]}{clearly}\n"
         f"training     {steps if job.method != 'frozen' else 'a linear head on the vectors of the frozen model'}\n"
         f"time         about {duration(seconds)} on this machine"
@@ -353,7 +355,13 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
             raise UsageError("a budget decides the number of epochs", hint="give --budget or --epochs, not both")
     words = add_overrides(words, {field: options.pop(name, None) for name, field in _SETTINGS.items()})
     given = add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
-    refuse_unused(options.get("method", "auto"), parse_overrides(given))
+    refuse_unused(method := options.get("method", "auto"), parse_overrides(given))
+    if teacher := options.get("teacher"):
+        if method not in ("auto", "full"):
+            what = f"the method {method!r} does not use --teacher"
+            raise UsageError(what, hint="leave out --teacher; or --method full")
+        folder = as_path(teacher, "teacher")
+        options |= {"method": "full", "teacher": absolute(folder) if folder.is_dir() else str(teacher)}
     model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
     options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
@@ -388,6 +396,7 @@ def finetune(
     group: str | None = None, metric: str | None = None, recipe: str | Path = "stable",
     overrides: str | Iterable[str] = (), seed: int | None = None, new_head: bool = False,
     precision: str | None = None, budget: str | None = None, read: ReadOptions = ReadOptions(), device: str = "auto",
+    teacher: str | Path | None = None, layers: int | None = None,
     overwrite: bool = False, progress: bool | None = None,
 ) -> Predictor:  # fmt: skip
     """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes. `finetune_events` gives
@@ -409,6 +418,8 @@ def finetune(
         seed, precision: None: those of the recipe.
         new_head: whether the head of a fine-tuned model is replaced by a new one.
         budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer.
+        teacher: a model that was fine-tuned for the same task, from which this one learns as well as from the labels.
+        layers: the number of layers that are kept of the initial model; None: all.
         read: how files are read.
         progress: whether one line shows the progress; None: in notebooks.
 

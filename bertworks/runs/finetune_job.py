@@ -23,6 +23,7 @@ from bertworks.checkpoints.model_folder import (
     check_same_task,
     save_model,
     task_settings,
+    weights_sha256,
 )
 from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.datasets.schema import TaskType
@@ -38,6 +39,7 @@ from bertworks.models.encoder import meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
+from bertworks.runs.task_teacher import TaskTeacher, with_layers
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
@@ -120,6 +122,9 @@ class FinetuneRequest:
         few rows "cosine" for pairs (two labels or a number), "full" for other data, unless another one is clearly
         better in a cross-validation; else "full".
     validation: what is evaluated without a dev file, see `data_splits.read_data`.
+    teacher: a model that was fine-tuned for the same task, from which this one learns too; None: from the labels alone.
+    layers: the number of layers that are kept of the initial model, see `training.distillation.student_layers`; None:
+        all.
     budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer; None: no limit.
     """
 
@@ -142,12 +147,14 @@ class FinetuneRequest:
     method: Method = "auto"
     validation: Validation = "auto"
     budget: str | None = None
+    teacher: str | None = None
+    layers: int | None = None
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The inputs: the output must not be inside them."""
-        model = self.model if Path(self.model).is_dir() else None
-        return tuple(path for path in (self.data, self.dev, model) if isinstance(path, str))
+        models = (name if name and Path(name).is_dir() else None for name in (self.model, self.teacher))
+        return tuple(path for path in (self.data, self.dev, *models) if isinstance(path, str))
 
     def content(self) -> dict[str, Any]:
         """As JSON, with hashes of the files that it names."""
@@ -158,6 +165,8 @@ class FinetuneRequest:
             files = [Path(file) for file in find_files(path, None) if file] if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+        if self.teacher:
+            content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
         return content
 
 
@@ -232,7 +241,7 @@ class FinetuneJob:
         self.joint, name = joint_tasks(request.model), task_name(request.data)
         folder = source[0] if source else ModelFolder(_initial_folder(request.model, self.joint, name))
         folder.require_language()
-        self.model = source[1] if source else mark_texts(folder.load(needs={"encoder"}))
+        self.model = source[1] if source else mark_texts(with_layers(folder, request.layers))
         self.model_name, self.source = request.model, (folder, self.model)
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
@@ -247,6 +256,7 @@ class FinetuneJob:
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
         _check_family(request.model, c, d.task, recipe.lm_weight)
+        self.teacher = TaskTeacher(request.teacher, d, self.model.tokenizer, device) if request.teacher else None
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
@@ -291,6 +301,7 @@ class FinetuneJob:
         network = TaskModel(
             self.config, task, lstm_units=r.lstm_units, lstm_encoder=r.lstm_encoder, feature_layers=r.feature_layers,
             head_deviation=r.head_deviation, lm_weight=r.lm_weight,
+            teacher=(r.teacher_weight if self.teacher else 0.0, r.temperature),
         )  # fmt: skip
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
@@ -366,7 +377,10 @@ class FinetuneJob:
         return x, [np.concatenate([example.target.labels for example in one.unit]) for one in self.train]
 
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
-        labelled, first = replace(self.train_batches, rank=rank, world_size=size), self.recipe.cloze_steps
+        groups, first = self.groups, self.recipe.cloze_steps
+        if self.teacher:
+            groups = self.teacher.label(groups, note)
+        labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size)
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
 

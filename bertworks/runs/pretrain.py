@@ -26,7 +26,7 @@ from bertworks.io.atomic_write import refuse_nested, write_text
 from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_pairs
-from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.runs.pretrain_job import PretrainJob, half_of, with_teacher
 from bertworks.runs.processes import training_processes
 from bertworks.runs.request import Request, make_request, seconds_of, with_languages
 from bertworks.runs.run_folder import check_same_request, compare_bits, open_run, read_plans, write_plans
@@ -94,10 +94,11 @@ class Estimate:
 def pretrain(
     inputs: Sequence[str | Path] | Data, output: str | Path, *, recipe: str | None = None,
     overrides: str | Iterable[str] = (), budget: str | None = None, tokenizer: str | None = None,
-    init: str | None = None, extend_vocabulary: int | None = None, precision: str | None = None,
-    seed: int | None = None, text_column: str | None = None, documents: Documents = "auto",
-    encoding: str | None = None, languages: str | Iterable[str] = (), parallel: str | Iterable[str] = (),
-    device: str = "auto", overwrite: bool = False, workers: int | None = None, verify: bool = False,
+    init: str | None = None, extend_vocabulary: int | None = None, teacher: str | None = None,
+    precision: str | None = None, seed: int | None = None, text_column: str | None = None,
+    documents: Documents = "auto", encoding: str | None = None, languages: str | Iterable[str] = (),
+    parallel: str | Iterable[str] = (), device: str = "auto", overwrite: bool = False, workers: int | None = None,
+    verify: bool = False,
 ) -> Iterator[Event]:  # fmt: skip
     """Pre-train a network and yield the events of the run; `output` becomes a model folder. The same arguments in the
     same folder resume a run.
@@ -113,6 +114,8 @@ def pretrain(
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
         extend_vocabulary: this number of words of the text is added to the vocabulary of `init`, see
             `text.wordpiece.extend_vocabulary`. The embedding of each begins as the mean of those of its pieces.
+        teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a folder, or a name on
+            the hub. The student has its tokenizer, its width and some of its layers.
         precision, seed: None: those of the recipe.
         text_column, documents, encoding: of raw text, see `CorpusReader`.
         languages: of the inputs, one for each: XLM, whose token types are languages.
@@ -129,7 +132,7 @@ def pretrain(
     output, where, content = as_path(output, "output folder"), choose_device(device), request.content()
     with training_processes(where) as processes, ExitStack() as stack:
         paths = [one for one in request.inputs if isinstance(one, str)]
-        refuse_nested(output, filter(None, (*paths, request.tokenizer, request.init)), paths)
+        refuse_nested(output, filter(None, (*paths, request.tokenizer, request.init, request.teacher)), paths)
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
@@ -170,7 +173,7 @@ def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **opt
     """The cost of `pretrain` with the same arguments, measured with a few training steps on random tokens."""
     request = make_request(inputs, **options)
     where = choose_device(device)
-    draft = _draft(request, where)
+    draft = _draft(request, where, starts=False)
     resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
     measured = measure_steps(resolved, where)
     if request.budget:
@@ -199,10 +202,10 @@ class _Draft(NamedTuple):
     shards: Shards | None
 
 
-def _draft(request: Request, device: torch.device) -> _Draft:
-    """Checks the whole request before any folder is changed."""
-    begin = resolve_model(request.init) if request.init else None
-    model, extra = load_model(begin) if begin else None, request.extend_vocabulary or 0
+def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draft:
+    """Checks the whole request before any folder is changed. starts: whether a training follows."""
+    begin, extra = resolve_model(name) if (name := request.init or request.teacher) else None, request.extend_vocabulary
+    model, extra = load_model(begin, needs={"lm_head"} if request.teacher else ()) if begin else None, extra or 0
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
     reader, shards = (None if request.is_shards else request.reader()), None
     if reader:
@@ -220,6 +223,8 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     vocab_size = tokenizer.vocab_size + extra if tokenizer else 0
     config = model and replace(model.config, vocab_size=max(model.config.vocab_size, vocab_size))
     recipe = with_languages(_recipe(request, device, tokens, config), request)
+    if recipe.distils and not request.teacher and starts:
+        raise UsageError(f"the recipe {request.recipe} learns from a teacher", hint="name it: --teacher MODEL")
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
@@ -245,9 +250,12 @@ def _check_heads(recipe: Recipe) -> None:
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
     overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
+    encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
     try:
         name = request.recipe or (encoder.family if encoder else None)
         family = family_recipe(name) if request.budget else None
+        if family and family.distils and not request.recipe:
+            family = None  # a student of another training continues without its teacher
         if request.recipe and family is None:
             recipe = load_recipe(request.recipe, overrides)
             recipe = replace(recipe, encoder=encoder or recipe.encoder)
@@ -255,10 +263,13 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
             name = parse_overrides(overrides).get("train.precision")
             # The best of the device for "auto", and for what the recipe will refuse.
             matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
-            chosen = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder, family)
+            begin = half_of(family, teacher) if family and teacher else encoder
+            chosen = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, begin, family)
             recipe = override(chosen, overrides)
+        if teacher:
+            recipe = with_teacher(recipe, teacher, parse_overrides(overrides))
     except ValueError as error:
-        raise UsageError(str(error), where=request.init) from error
+        raise UsageError(str(error), where=request.init or request.teacher) from error
     if recipe.train.precision == "auto":
         recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
     return recipe

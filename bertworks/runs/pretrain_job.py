@@ -5,7 +5,7 @@
 - `PretrainJob`: what a `TrainingRun` trains
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import accumulate, pairwise
@@ -23,13 +23,14 @@ from bertworks.batching.masking import MaskingConfig, make_targets
 from bertworks.batching.sampling import Format, Ids, SamplingConfig, keyed_rng, make_sampler
 from bertworks.checkpoints.hf_mapping import num_parameters
 from bertworks.checkpoints.model_card import pretraining_card
-from bertworks.checkpoints.model_folder import ModelFolder, save_model
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.events import printable
 from bertworks.inference.detect import GENERATOR, state_with_generator
 from bertworks.io.binary_files import is_sealed, sealing, write_npy
+from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import init_local_attention, scale_residual
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.report import write_report
@@ -39,7 +40,8 @@ from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.text.wordpiece import without_last
 from bertworks.training.budget import Schedule
-from bertworks.training.device import Precision
+from bertworks.training.device import DTYPES, Precision
+from bertworks.training.distillation import Teacher, student_config, student_layers, student_state
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import OBJECTIVES, SHARED, PretrainingModel, TrainableModel, figures, heads_of
 from bertworks.training.recipe import Recipe, TokenObjective
@@ -119,6 +121,7 @@ def phase_batches(
     is made again and noted. locate: the phase of a step, and the step in it; None: `recipe.train.locate`."""
     corpus = len(store.tokens), *(crc32(row.data) for row in (store.sentences, store.documents, documents))
     of_phase = []
+    counts = token_counts(store, documents, tokenizer.vocab_size) if recipe.masking.frequency_power else None
     for number, phase in enumerate(recipe.train.phases):
         path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
         template = template_of(tokenizer, recipe.sampling.format)
@@ -131,7 +134,7 @@ def phase_batches(
                 write_npy(temporary, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
         replaces = "replaced_token" in recipe.weights
-        targets = make_targets(tokenizer, recipe.masking, recipe.token_objective, replaces)
+        targets = make_targets(tokenizer, recipe.masking, recipe.token_objective, replaces, counts)
         stream = ExampleStream(sampler, targets, seed)
         of_phase.append(Batches(stream, phase.batch_size, recipe.train.micro_batch_tokens, rank, world_size))
 
@@ -177,21 +180,52 @@ def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
         yield printable(f"example  sequence {number}  {words}")
 
 
-def most_frequent_token(
-    store: TokenStore, documents: Ids, tokenizer: Tokenizer, batches: list[Batch], kind: str = "masked_lm"
-) -> tuple[str, float]:
-    """The most frequent token of the training text (`documents`, ascending), and the fraction of the held-out predicted
-    tokens that it is: the baseline of a model."""
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
+def token_counts(store: TokenStore, documents: Ids, vocab_size: int) -> Ids:
+    """int64 [vocab_size]: how often each token is in these documents, which ascend."""
+    counts = np.zeros(vocab_size, np.int64)
     gaps = np.flatnonzero(np.diff(documents) != 1) + 1
     for row in np.split(documents, gaps):  # neighbouring documents are counted together
         first, last = store.sentences[store.documents[[row[0], row[-1] + 1]]].tolist()
         for start in range(first, last, CHUNK):
             counts += np.bincount(store.tokens[start : min(start + CHUNK, last)], minlength=len(counts))
-    best = int(counts.argmax())
+    return counts
+
+
+def most_frequent_token(
+    store: TokenStore, documents: Ids, tokenizer: Tokenizer, batches: list[Batch], kind: str = "masked_lm"
+) -> tuple[str, float]:
+    """The most frequent token of the training text (`documents`, ascending), and the fraction of the held-out predicted
+    tokens that it is: the baseline of a model."""
+    best = int(token_counts(store, documents, tokenizer.vocab_size).argmax())
     labels = [batch.targets[kind].labels for batch in batches]
     correct = sum(int((part == best).sum()) for part in labels)
     return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
+
+
+def half_of(family: Recipe, teacher: EncoderConfig) -> EncoderConfig:
+    """A student with half of the layers of its teacher.
+
+    Raises:
+        ValueError: see `student_config`.
+    """
+    layers = max(1, teacher.num_hidden_layers // 2)
+    return student_config(replace(family.encoder, num_hidden_layers=layers), teacher)
+
+
+def with_teacher(recipe: Recipe, teacher: EncoderConfig, given: Collection[str]) -> Recipe:
+    """The recipe with the network of a student. given: names of the fields that the user has set.
+
+    Raises:
+        ValueError: such a field is not that of the teacher; see `student_config`.
+        UsageError: a recipe without a teacher.
+    """
+    if not recipe.distils:
+        raise UsageError(f"{recipe.title} has no objective with a teacher", hint="--recipe distilbert")
+    encoder = student_config(recipe.encoder, teacher)
+    for name, value in vars(encoder).items():
+        if f"encoder.{name}" in given and (own := getattr(recipe.encoder, name)) != value:
+            raise ValueError(f"encoder.{name} is {own!r}, but {value!r} in the teacher, whose layers the student has")
+    return replace(recipe, encoder=encoder, teacher_layers=teacher.num_hidden_layers)
 
 
 class PretrainJob:
@@ -204,10 +238,10 @@ class PretrainJob:
 
     def __init__(
         self, recipe: Recipe, shards: Shards, init: str | None = None, *, new_words: int = 0,
-        texts: Sequence[Text] = (),
+        texts: Sequence[Text] = (), teacher: str | None = None,
     ):  # fmt: skip
         """init: the model to continue from. new_words: by which its vocabulary is extended. texts: the parts of a text
-        in several languages; (): the shards are all of it."""
+        in several languages; (): the shards are all of it. teacher: the model from which this one learns."""
         self.recipe, self.shards, self.init = recipe, shards, init
         self.tokenizer = shards.tokenizer()
         self._old = without_last(self.tokenizer, new_words) if new_words else self.tokenizer
@@ -217,6 +251,8 @@ class PretrainJob:
         self.precision = cast(Precision, recipe.train.precision)
         self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
+        self.teaching = load_model(resolve_model(teacher)) if teacher else None  # the model of the teacher
+        self.teacher = self.teaching and Teacher(*self.teaching[:2], DTYPES[self.precision])
         self._main_objective: str = next(iter(recipe.weights))
         self.texts = texts or [Text((), shards)]
         self.parts = [(store := text.store, *split_documents(store, recipe.seed)) for text in self.texts]
@@ -235,9 +271,10 @@ class PretrainJob:
     def blank(self) -> PretrainingModel:
         r = self.recipe
         model = PretrainingModel(
-            r.encoder, r.weights, generator_size=r.generator_size,
+            r.encoder, r.weights, generator_size=r.generator_size, temperature=r.temperature,
             gradient_checkpointing=r.train.gradient_checkpointing,
         )  # fmt: skip
+        model.teacher = self.teacher
         if self.recipe.initialization == "neighbours":  # positions that were not trained keep their sines
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
@@ -245,7 +282,11 @@ class PretrainJob:
     def begin(self) -> tuple[PretrainingModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
-        if self.init is not None:
+        if self.teaching:
+            chosen = student_layers(self.teaching.config.num_hidden_layers, self.recipe.encoder.num_hidden_layers)
+            model.load_state_dict(student_state(self.teaching, self.recipe.encoder), strict=False)
+            notes.append(f"the student starts from layers {', '.join(map(str, chosen))} of the teacher")
+        elif self.init is not None:
             state = state_with_generator(resolve_model(self.init), model)
             state = extended_state(state, self._old, self.tokenizer, self.recipe.encoder.vocab_size)
             model.load_state_dict(state, strict=False)

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.resolve import is_model_name
+from bertworks.checkpoints.model_folder import ModelFolder, weights_sha256
+from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.errors import UsageError, names_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
@@ -20,6 +21,8 @@ from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.training.recipe import Recipe, family_recipe, packaged_recipes
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+_WITH_TOKENIZER = "tokenizer", "init", "teacher"  # fields of a request
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Request:
     tokenizer: str | None = None
     init: str | None = None
     extend_vocabulary: int | None = None
+    teacher: str | None = None
     precision: str | None = None
     seed: int | None = None
     text_column: str | None = None
@@ -58,7 +62,8 @@ class Request:
     def job(self, recipe: Recipe, shards: Shards, output: Path) -> PretrainJob:
         """What trains the recipe on the shards, which are in the output folder or are the input."""
         texts = self.texts(output) if recipe.encoder.languages else ()
-        return PretrainJob(recipe, shards, self.init, new_words=self.extend_vocabulary or 0, texts=texts)
+        options = {"new_words": self.extend_vocabulary or 0, "texts": texts, "teacher": self.teacher}
+        return PretrainJob(recipe, shards, self.init, **options)
 
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
@@ -68,6 +73,8 @@ class Request:
         content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
+        if self.teacher:
+            content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
         if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
             content["shards_sha256"] = Manifest.load(manifest).identity
         return content
@@ -125,10 +132,11 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     """
     if not (sources := sources_of(inputs)):
         raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
-    recipe, budget, tokenizer, init = (options.get(name) for name in ("recipe", "budget", "tokenizer", "init"))
-    if tokenizer and init:
-        raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
-    if (number := options.get("extend_vocabulary")) is not None and (number < 1 or not init):
+    recipe, budget, *models = (options.get(name) for name in ("recipe", "budget", *_WITH_TOKENIZER))
+    if len(both := [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value]) > 1:
+        what = f"--{both[-1]} takes the tokenizer of the model"
+        raise UsageError(what, hint=f"give --{both[0]} or --{both[1]}, not both")
+    if (number := options.get("extend_vocabulary")) is not None and (number < 1 or not options.get("init")):
         what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
         raise UsageError(what, hint="give a model and a number: --init MODEL --extend-vocabulary 1000")
     if budget:
@@ -143,9 +151,10 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
             raise UsageError(what, hint="give --language once per input, such as en, in their order")
         if any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources):
             raise UsageError("languages are for files and folders of text", hint="write the text into a file")
-    paths = {"tokenizer": tokenizer}
-    paths["recipe"] = recipe if recipe and recipe.endswith(".toml") else None
-    paths["init"] = init if init and not is_model_name(init) else None
+    paths = {
+        name: value if value and not is_model_name(value) else None for name, value in zip(_WITH_TOKENIZER, models)
+    }
+    paths |= {"tokenizer": models[0], "recipe": recipe if recipe and recipe.endswith(".toml") else None}
     options |= {name: absolute(path) for name, path in paths.items() if path}
     options["overrides"] = names_of(options.get("overrides"))
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)

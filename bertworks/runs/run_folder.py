@@ -24,7 +24,7 @@ from bertworks.errors import UsageError, as_path, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.budget import Plan
-from bertworks.training.objectives import OBJECTIVES, LossStats, Measure
+from bertworks.training.objectives import OBJECTIVES, LossStats, Measure, has_accuracy
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
@@ -176,7 +176,8 @@ def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
     """Losses and accuracies by name."""
-    return {f"{name}_{kind}": getattr(mean, kind) for name, mean in means.items() for kind in ("loss", "accuracy")}
+    kinds = {name: ("loss", "accuracy") if has_accuracy(name) else ("loss",) for name in means}
+    return {f"{name}_{kind}": getattr(mean, kind) for name, mean in means.items() for kind in kinds[name]}
 
 
 def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:

@@ -31,7 +31,7 @@ from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_fi
 from bertworks.training.budget import MEMORY, Pace
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
 from bertworks.training.loop import Step, train
-from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
+from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel, has_accuracy
 from bertworks.training.optimization import make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
@@ -303,7 +303,8 @@ class TrainingRun:
         left += self._evaluation_seconds * math.ceil((self.job.num_steps - step.number) / self.evaluate_every)
         fields = figures | {"steps": self.job.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
-        accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
+        predicted = [kind for kind in means if kind in OBJECTIVES and has_accuracy(kind)]
+        accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in predicted]
         parts = [
             f"step {step.number:,}/{self.job.num_steps:,}", f"loss {loss:.3f}", *accuracies,
             f"rate {step.learning_rate:.1e}", f"{tokens_per_second:,.0f} tokens/s",

@@ -28,6 +28,7 @@ from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
+from bertworks.training.distillation import Teacher
 from bertworks.training.loop import MixedPrecision, train
 from bertworks.training.objectives import PretrainingModel, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
@@ -104,7 +105,7 @@ def choose_recipe(
 
     Args:
         matmul: FLOP/s of the machine.
-        encoder: that of a model to continue from; None: one for the budget.
+        encoder: that of a model to continue from, or of a student; None: one for the budget.
         family: a recipe of it, which decides what is not size, optimizer or batch; None: BERT.
     """
     flops = seconds * matmul * EFFICIENCY
@@ -121,11 +122,14 @@ def choose_recipe(
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
     name, _, size = (family.title if family else "BERT-Base").partition(",")[0].rpartition("-")
     name += f"-{size}" if size.lower() not in ("base", "small") else ""
+    title = name if family and family.distils else "more training" if encoder else f"{name}-{preset.size}"
+    # A student starts from trained layers, the rates of the presets are for random weights.
+    rate = min(preset.learning_rate, family.optimizer.learning_rate if family and family.distils else math.inf)
     sampling = replace(family.sampling, copies=1) if family else SamplingConfig()
     if max(1, chosen.type_vocab_size) < FORMATS[sampling.format].segments:
         sampling = replace(sampling, format="full_sentences")
     recipe = Recipe(
-        title=f"{'more training' if encoder else f'{name}-{preset.size}'} for {duration(seconds)}",
+        title=f"{title} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
         vocabulary=replace(family.vocabulary if family else VocabularyConfig(), size=preset.vocab_size),
@@ -133,8 +137,9 @@ def choose_recipe(
         masking=replace(family.masking, max_predictions=0, dynamic=True) if family else MaskingConfig(),
         objectives=family.objectives if family else (),
         generator_size=family.generator_size if family else Recipe.generator_size,
+        temperature=family.temperature if family else Recipe.temperature,
         initialization="published" if encoder or not family else family.initialization,
-        optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
+        optimizer=OptimizerConfig(learning_rate=rate, warmup=0.1),
     )
     if encoder is None:
         with suppress(ValueError):  # not every network can start with this attention
@@ -308,9 +313,10 @@ def measure_steps(
     c, train_config = recipe.encoder, recipe.train
     precision = cast(Precision, train_config.precision)
     model = PretrainingModel(
-        c, recipe.weights, generator_size=recipe.generator_size,
+        c, recipe.weights, generator_size=recipe.generator_size, temperature=recipe.temperature,
         gradient_checkpointing=train_config.gradient_checkpointing,
     )  # fmt: skip
+    model.teacher = Teacher(recipe.teacher, None, DTYPES[precision]) if recipe.distils else None
     model.to(device)
     patience = seconds / len(train_config.phases)
     speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
@@ -330,6 +336,7 @@ def measure_steps(
         step_seconds.append(micro * phase.batch_size / few + update)
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
     memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
+    memory += 4 * recipe.teacher.num_parameters("lm_head") * recipe.distils
     return Measurement(step_seconds, memory + PROCESS)
 
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch
 from bertworks.models.config import EncoderConfig, Head
 from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize
-from bertworks.training.recipe import ObjectiveKind, Recipe
+from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
 CHUNK_BYTES = 1 << 27  # of logits in memory at the same time
 
@@ -59,7 +59,43 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
 
     x [M, hidden], embeddings [V, hidden], bias [V], labels int64 [M].
     """
-    return LossSum(*_VocabularyCrossEntropy.apply(x, embeddings, bias, labels))  # type: ignore[no-untyped-call]
+
+    def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        targets = labels[rows]
+        correct = _num_correct(logits, targets)
+        torch.softmax(logits, -1, out=logits)
+        probability = logits.gather(1, targets[:, None]).float()
+        logits[torch.arange(len(targets), device=logits.device), targets] -= 1
+        return -probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum(), correct
+
+    return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
+
+
+def vocabulary_divergence(
+    x: Tensor, embeddings: Tensor, bias: Tensor | None, teacher: "TeacherStates", temperature: float
+) -> LossSum:
+    """The divergence KL(teacher || student) of the softmax of logits over the temperature, times its square (Hinton et
+    al. 2015, section 2), without keeping the logits of either.
+
+    x [M, hidden], embeddings [V, hidden], bias [V]: see `vocabulary_cross_entropy`. No correct predictions are counted.
+    """
+
+    def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        theirs = F.linear(teacher.x[rows], teacher.embeddings, teacher.bias)
+        loss, gradient = divergence(logits, theirs, temperature)
+        logits.copy_(gradient)
+        return loss, loss.new_zeros(())
+
+    return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
+
+
+def divergence(logits: Tensor, theirs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The sum of KL(softmax(theirs / temperature) || softmax(logits / temperature)) * temperature ** 2 over rows of
+    [M, C], and its gradient by the logits."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    q, p = ((y.to(dtype) / temperature).log_softmax(-1) for y in (logits, theirs))
+    probability = p.exp()
+    return temperature**2 * (probability * (p - q)).sum(), temperature * (q.exp() - probability)
 
 
 @torch.no_grad()
@@ -75,32 +111,36 @@ def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Ten
     return torch.cat(tokens)
 
 
-class _VocabularyCrossEntropy(torch.autograd.Function):
-    """The gradient of the logits is the softmax minus one at the label. It is known in the forward pass, which computes
-    the gradients of its inputs at once, some rows at a time, and frees the logits."""
+class _VocabularyLoss(torch.autograd.Function):
+    """The gradient of the logits, such as the softmax minus one at the label, is known in the forward pass, which
+    computes the gradients of its inputs at once, some rows at a time, and frees the logits.
+
+    subtract: logits of some rows, and their numbers -> the sum of their losses and the number of correct predictions;
+        the logits become their gradient.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, embeddings: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, x: Tensor, embeddings: Tensor, bias: Tensor | None, subtract: Callable[..., tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad)
-        loss = x.new_zeros((), dtype=torch.float32)
+        loss = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         correct = torch.zeros_like(loss)
         grad_x = torch.empty_like(x) if needs_grad else None
         grad_embeddings = grad_bias = None
         chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / CHUNK_BYTES)
         size = math.ceil(len(x) / chunks) if chunks else 1
         for start in range(0, len(x), size):
-            rows, targets = x[start : start + size], labels[start : start + size]
+            rows = x[start : start + size]
             p = F.linear(rows, embeddings, bias)
-            correct += _num_correct(p, targets)
-            torch.softmax(p, -1, out=p)
-            probability = p.gather(1, targets[:, None]).float()
-            loss -= probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum()
+            part, right = subtract(p, slice(start, start + size))
+            loss += part
+            correct += right
             if grad_x is not None:
-                p[torch.arange(len(targets), device=p.device), targets] -= 1
                 torch.mm(p, embeddings, out=grad_x[start : start + size])
                 part_embeddings, part_bias = torch.mm(p.t(), rows), p.sum(0)
                 if chunks > 1:  # many sums are added up in single precision
-                    part_embeddings, part_bias = part_embeddings.float(), part_bias.float()
+                    part_embeddings, part_bias = part_embeddings.to(loss.dtype), part_bias.to(loss.dtype)
                 grad_embeddings = part_embeddings if grad_embeddings is None else grad_embeddings.add_(part_embeddings)
                 if bias is not None:
                     grad_bias = part_bias if grad_bias is None else grad_bias.add_(part_bias)
@@ -151,18 +191,28 @@ ACCURACY = Measure("accuracy", lambda stats: stats.accuracy, "{:.1%}", True)
 PERPLEXITY = Measure("perplexity", lambda stats: math.exp(min(stats.loss, 700.0)), "{:,.1f}", True)
 
 
+class TeacherStates(NamedTuple):
+    """What a teacher computes for a batch of T tokens; its logits are `x @ embeddings.T + bias`."""
+
+    states: Tensor  # [T, hidden]: the last hidden states
+    x: Tensor  # [T, width]: what is multiplied with the embedding matrix
+    embeddings: Tensor  # [V, width]
+    bias: Tensor | None  # [V]
+
+
 class Objective(NamedTuple):
-    """A loss over the hidden states at the positions of its target, or, for replaced tokens, of all tokens.
+    """A loss over the hidden states at the positions of its target, or of all tokens: see `OF_ALL_TOKENS`.
 
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
-    loss: the sum of the losses, of the last hidden states [M, hidden] at these positions and labels int64 [M].
+    loss: the sum of the losses, of the last hidden states [M, hidden] at these positions and labels int64 [M], or
+        `TeacherStates`.
     """
 
     title: str
     heads: tuple[Head, ...]
     measures: tuple[Measure, ...]
-    loss: Callable[["PretrainingModel", Tensor, Tensor], LossSum]
+    loss: Callable[["PretrainingModel", Tensor, Any], LossSum]
 
 
 def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
@@ -182,6 +232,19 @@ def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) ->
 def _pair_loss(head: Head, model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
     assert model.pooler is not None
     return cross_entropy(model.get_submodule(head)(model.pooler(states)), labels)
+
+
+def _distillation_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
+    assert model.lm_head is not None
+    x = model.lm_head.transform(states)
+    embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
+    return vocabulary_divergence(x, embeddings, model.lm_head.bias, teacher, model.temperature)
+
+
+def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
+    dtype = torch.promote_types(states.dtype, torch.float32)
+    loss = (1 - F.cosine_similarity(states.to(dtype), teacher.states.to(dtype), -1)).sum()
+    return LossSum(loss, loss.new_zeros(()))
 
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -220,8 +283,18 @@ OBJECTIVES: Mapping[str, Objective] = {
         measures=(LOSS, ACCURACY),
         loss=_replaced_loss,
     ),
+    # Predict the probabilities that a teacher gives to all tokens, at every position (Sanh et al. 2019, section 3).
+    "distillation": Objective(title="teacher's logits", heads=("lm_head",), measures=(LOSS,), loss=_distillation_loss),
+    # Give the last hidden states the direction of the teacher's (section 3, L_cos).
+    "cosine": Objective(title="teacher's states", heads=(), measures=(LOSS,), loss=_cosine_loss),
 }
+OF_ALL_TOKENS = {"replaced_token", *TEACHER_OBJECTIVES}
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
+
+
+def has_accuracy(name: str) -> bool:
+    """Whether a loss counts correct predictions."""
+    return name not in OBJECTIVES or ACCURACY in OBJECTIVES[name].measures
 
 
 def heads_of(kinds: Collection[str]) -> tuple[Head, ...]:
@@ -263,7 +336,13 @@ class PretrainingModel(TrainableModel):
     Args:
         objectives: the weights of the losses by kind, see `OBJECTIVES`.
         generator_size: see `EncoderConfig.generator`.
+        temperature: of the objective "distillation".
+
+    Attributes:
+        teacher: of the objectives that need one. It is no part of the network: not trained, not saved.
     """
+
+    teacher: Callable[[Batch], TeacherStates] | None = None
 
     def __init__(
         self,
@@ -271,9 +350,11 @@ class PretrainingModel(TrainableModel):
         objectives: Mapping[ObjectiveKind, float] = BERT,
         *,
         generator_size: float = 0.25,
+        temperature: float = 2.0,
         gradient_checkpointing: bool = False,
     ):
         super().__init__()
+        self.temperature = temperature
         self.weights = {str(kind): weight for kind, weight in objectives.items()}
         heads = heads_of(objectives)
         self.encoder = Encoder(c, gradient_checkpointing)
@@ -296,7 +377,7 @@ class PretrainingModel(TrainableModel):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         return {
-            kind: len(batch.input_ids if kind == "replaced_token" else batch.targets[kind].labels)
+            kind: len(batch.input_ids if kind in OF_ALL_TOKENS else batch.targets[kind].labels)
             for kind in self._present(batch)
         }
 
@@ -306,6 +387,8 @@ class PretrainingModel(TrainableModel):
             states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
             return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
         kinds = self._present(batch)
+        if not TEACHER_OBJECTIVES.isdisjoint(kinds):
+            return self._distil(batch)
         positions = [self._positions(kind, batch) for kind in kinds]
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, torch.cat(positions))[-1]
         parts = states.split([len(rows) for rows in positions])
@@ -313,6 +396,19 @@ class PretrainingModel(TrainableModel):
             kind: OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
             for kind, part in zip(kinds, parts, strict=True)
         }
+
+    def _distil(self, batch: Batch) -> dict[str, LossSum]:
+        """The losses if some of them read the last states of all tokens, and those of a teacher."""
+        assert self.teacher is not None
+        teacher = self.teacher(batch)
+        states, losses = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1], {}
+        for kind in self._present(batch):
+            if kind in TEACHER_OBJECTIVES:
+                losses[kind] = OBJECTIVES[kind].loss(self, states, teacher)
+            else:
+                part = states.index_select(0, self._positions(kind, batch))
+                losses[kind] = OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
+        return losses
 
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the logits of the vocabulary at the masked tokens."""
@@ -344,4 +440,4 @@ class PretrainingModel(TrainableModel):
 
     def _present(self, batch: Batch) -> list[str]:
         """The objectives whose targets a batch has."""
-        return [kind for kind in self.weights if kind in batch.targets]
+        return [kind for kind in self.weights if kind in batch.targets or kind in TEACHER_OBJECTIVES]

@@ -12,7 +12,17 @@ from typing import Annotated, Literal, cast
 
 from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import FORMATS, SamplingConfig
-from bertworks.config import NotNegative, Positive, Range, Settings, Size, SizeOrZero, parse_as, read_recipe_text
+from bertworks.config import (
+    AboveZero,
+    NotNegative,
+    Positive,
+    Range,
+    Settings,
+    Size,
+    SizeOrZero,
+    parse_as,
+    read_recipe_text,
+)
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
@@ -86,7 +96,8 @@ class TrainConfig(Settings):
 
 
 TokenObjective = Literal["masked_lm", "causal_lm"]
-ObjectiveKind = Literal[TokenObjective, "next_sentence", "sentence_order", "replaced_token"]
+ObjectiveKind = Literal[TokenObjective, "next_sentence", "sentence_order", "replaced_token", "distillation", "cosine"]
+TEACHER_OBJECTIVES: frozenset[str] = frozenset({"distillation", "cosine"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +105,10 @@ class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
     kind: "masked_lm" (predict masked tokens), "causal_lm" (predict each next token), "next_sentence" (does segment B
-        follow segment A?), "sentence_order" (which of two segments comes first in the text?) or "replaced_token" (which
-        tokens did a generator replace? masked_lm then trains the generator; Clark et al. 2020).
+        follow segment A?), "sentence_order" (which of two segments comes first in the text?), "replaced_token" (which
+        tokens did a generator replace? masked_lm then trains the generator; Clark et al. 2020), or, with a teacher,
+        "distillation" (predict its probabilities of all tokens; Sanh et al. 2019) and "cosine" (the direction of its
+        last hidden states).
     weight: the factor of its loss in the sum.
     """
 
@@ -115,6 +128,8 @@ class Recipe(Settings):
         layer starts with attention to the neighbouring tokens (`models.encoder.init_local_attention`), which a small
         budget has no time to learn, and the position embeddings are not trained.
     generator_size: of the objective "replaced_token": the hidden size of the generator as a fraction of the encoder's.
+    temperature: of the objective "distillation": logits are divided by it.
+    teacher_layers: layers of the teacher; 0: twice those of the encoder, until there is a teacher.
     seed: of all random numbers.
     """
 
@@ -128,6 +143,8 @@ class Recipe(Settings):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "scaled_residual", "neighbours"] = "published"
     generator_size: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.25
+    temperature: AboveZero = 2.0
+    teacher_layers: SizeOrZero = 0
     seed: Seed = 0
 
     def __post_init__(self) -> None:
@@ -150,7 +167,7 @@ class Recipe(Settings):
              f"encoder.direction = 'left_to_right'"),
             ("replaced_token" not in kinds or not others,
              f"objectives: {', '.join(others)} and replaced_token exclude each other: expected one of them"),
-            *((kind in (self.token_objective, "replaced_token", *sampler.targets),
+            *((kind in (self.token_objective, "replaced_token", *TEACHER_OBJECTIVES, *sampler.targets),
                f"objectives: {kind} has no targets in sequences of "
                f"sampling.format {format!r}: leave it out, or choose another format") for kind in self.weights),
             *((getattr(c, name) == value, f"initialization {self.initialization!r} with encoder.{name} "
@@ -182,8 +199,22 @@ class Recipe(Settings):
         """Predicted tokens per token."""
         return 1.0 if self.token_objective == "causal_lm" else self.masking.rate
 
+    @property
+    def distils(self) -> bool:
+        """Whether there is a teacher."""
+        return not TEACHER_OBJECTIVES.isdisjoint(self.weights)
+
+    @property
+    def teacher(self) -> EncoderConfig:
+        """The size of the teacher: a student has its width."""
+        layers = self.teacher_layers or 2 * self.encoder.num_hidden_layers
+        return replace(self.encoder, num_hidden_layers=layers)
+
     def flops_per_token(self, sequence_length: int, finished: float = 1.0) -> float:
         """Matrix-product operations of a training per token, as `EncoderConfig.flops_per_token`."""
+        if self.distils:  # all tokens are predicted; of the teacher a forward pass, a third of a training
+            own = self.encoder.flops_per_token(sequence_length, 1 + self.predictions)
+            return own + self.teacher.flops_per_token(sequence_length, 1.0) / 3
         if "replaced_token" not in self.weights:
             return self.encoder.flops_per_token(sequence_length, self.predictions, finished)
         generator = self.encoder.generator(self.generator_size)
@@ -271,6 +302,9 @@ class FinetuneRecipe(Settings):
     document_context: sentences to be tagged are read with the text of their document around them.
     cloze_steps: before the labelled questions, for a new head: steps on questions that are made from the texts
         (`Featurizer.clozes`); -1: CLOZE_STEPS of the FEW_STEPS of few questions, if `epochs` is 0; else none.
+    teacher_weight: with a teacher: the fraction of the loss that compares logits with the teacher's; the rest is the
+        loss of the labels.
+    temperature: logits are divided by it where they are compared with a teacher's (Hinton et al. 2015, section 2).
     lm_weight: of the loss of a causal LM on the training texts, which is added to that of the task (Radford et al.
         2018, section 3.2); for networks that read from left to right, without an LSTM.
     lstm_units: a two-layer bidirectional LSTM with this number of units in each direction reads hidden states of the
@@ -308,6 +342,8 @@ class FinetuneRecipe(Settings):
     lstm_units: SizeOrZero = 0
     lstm_encoder: LSTMEncoder = "frozen"
     feature_layers: FeatureLayers = "concat-last-four"
+    teacher_weight: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.5
+    temperature: AboveZero = 2.0
     micro_batch_tokens: Positive = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     save_every: NotNegative = 0

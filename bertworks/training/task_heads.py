@@ -19,7 +19,7 @@ from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
-from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy, vocabulary_cross_entropy
+from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy, divergence, vocabulary_cross_entropy
 from bertworks.training.recipe import FeatureLayers, LSTMEncoder
 
 SentenceVectors = Literal["pooler", "mean", "pair", "cosine"]
@@ -239,6 +239,19 @@ class MultipleChoice(TaskHead):
         return cross_entropy(scores, labels.argmax(1))
 
 
+def teacher_loss(task: TaskHead, logits: Tensor, theirs: Tensor, temperature: float) -> Tensor:
+    """The sum of the losses of logits, float32 [M, outputs], that should be those of a teacher: for numbers the squared
+    error as in `Regression`, for several labels the divergence of each probability, else that of all."""
+    if isinstance(task, Regression):
+        return ((logits - theirs) / task.deviation).square().sum()
+    if isinstance(task, MultiLabel):  # a sigmoid is a softmax over x and 0
+        logits, theirs = (torch.stack([x, torch.zeros_like(x)], -1) for x in (logits, theirs))
+    return divergence(logits, theirs, temperature)[0]
+
+
+TEACHER = "teacher"  # the target with its logits
+
+
 def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
     """The dropout before the output layer: none for spans, as in google-research/bert `run_squad.py`, unless the model
     has its own."""
@@ -253,6 +266,7 @@ class TaskModel(TrainableModel):
     """An encoder with the head of a task.
 
     lstm_units, lstm_encoder, feature_layers: see `training.recipe.FinetuneRecipe`.
+    teacher: of batches with the logits of a teacher: the weight of their loss, and the temperature.
     head_deviation: of the random weights of a classifier behind a pooler, see `training.recipe.FinetuneRecipe`. With
         many labels and few rows, large weights cost accuracy (docs/experiments, 2026-11-26).
     lm_weight: of the loss "causal_lm", the prediction of each next token (Radford et al. 2018, equation 5); 0: none.
@@ -261,10 +275,11 @@ class TaskModel(TrainableModel):
     def __init__(
         self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, lstm_encoder: LSTMEncoder = "frozen",
         feature_layers: FeatureLayers = "concat-last-four", head_deviation: float = 0.0, lm_weight: float = 0.0,
+        teacher: tuple[float, float] = (0.0, 1.0),
     ):  # fmt: skip
         super().__init__()
-        self.task, self.dropout, self.weights = task, output_dropout(c, task), {"task": 1.0}
-        self.weights |= {"causal_lm": lm_weight} if lm_weight else {}
+        self.task, self.dropout, (weight, self.temperature) = task, output_dropout(c, task), teacher
+        self.weights = {"task": 1 - weight, "distillation": weight, "causal_lm": lm_weight}
         self.encoder = Encoder(c)
         self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
@@ -284,18 +299,30 @@ class TaskModel(TrainableModel):
             nn.init.constant_(layer.bias, task.mean)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        every = {"task": self.task.count(batch), "causal_lm": len(batch.input_ids) - batch.layout.num_sequences}
-        return {name: every[name] for name in self.weights}
+        every = {"causal_lm": len(batch.input_ids) - batch.layout.num_sequences}
+        every |= dict.fromkeys(("task", "distillation"), self.task.count(batch))
+        return {name: every[name] for name in self._present(batch)}
+
+    def _present(self, batch: Batch) -> list[str]:
+        """The losses of a batch."""
+        there = {"task", *(["distillation"] if TEACHER in batch.targets else [])}
+        return [name for name, weight in self.weights.items() if name in there or (name == "causal_lm" and weight)]
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        if "causal_lm" not in self.weights:
-            return {"task": self.task.tally(self.logits(batch).float(), batch)}
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
-        task = self.task.tally(self.logits(batch, states).float(), batch)
-        has_next = torch.ones_like(batch.input_ids, dtype=torch.bool).index_fill(0, batch.layout.last.long(), 0)
-        embeddings = self.encoder.embeddings.token.weight.to(states.dtype)
-        labels = batch.input_ids[1:][has_next[:-1]]
-        return {"task": task, "causal_lm": vocabulary_cross_entropy(states[has_next], embeddings, None, labels)}
+        kinds, states = self._present(batch), None
+        if "causal_lm" in kinds:
+            states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+        logits = self.logits(batch, states).float()
+        losses = {"task": self.task.tally(logits, batch)}
+        if "distillation" in kinds:
+            loss = teacher_loss(self.task, logits, batch.targets[TEACHER].labels, self.temperature)
+            losses["distillation"] = LossSum(loss, loss.new_zeros(()))
+        if states is not None:
+            has_next = torch.ones_like(batch.input_ids, dtype=torch.bool).index_fill(0, batch.layout.last.long(), 0)
+            embeddings = self.encoder.embeddings.token.weight.to(states.dtype)
+            labels = batch.input_ids[1:][has_next[:-1]]
+            losses["causal_lm"] = vocabulary_cross_entropy(states[has_next], embeddings, None, labels)
+        return losses
 
     def logits(self, batch: Batch, states: Tensor | None = None) -> Tensor:
         """[M, outputs]: the logits of all predictions. states: the last of all tokens, if they are known."""

@@ -1,0 +1,73 @@
+"""A fine-tuned model that teaches another one its task, and an initial model with some of its layers."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.sampling import Target
+from bertworks.checkpoints.model_folder import Model, ModelFolder, TaskConfig
+from bertworks.datasets.values import first_names
+from bertworks.errors import UsageError, require
+from bertworks.inference.engine import LazyModel, compute_each
+from bertworks.inference.predictor import task_network
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.distillation import select_layers
+from bertworks.training.task_heads import TEACHER
+
+TASKS = ("classification", "multilabel", "regression", "tagging", "spans")
+
+
+class TaskTeacher:
+    """A fine-tuned model that teaches its task to a model with the same tokenizer.
+
+    Args:
+        d: the task of the data.
+
+    Raises:
+        UsageError: the task has no loss with a teacher.
+        BertworksError: no such model; one for another task, other labels or shorter texts, or with another tokenizer.
+    """
+
+    def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
+        if d.task not in TASKS:
+            what = f"--teacher is not available for {d.task}: expected {', '.join(TASKS)}"
+            raise UsageError(what, hint="leave out --teacher")
+        self.source, self.description = LazyModel(name, str(device)), d
+        own = self.task = self.source.task_config
+        names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (own, d))
+        same = own.task == d.task and {*own.labels} == {*d.labels} and own.vectors == d.vectors
+        length = self.source.config.max_position_embeddings
+        where, hint = name, "fine-tune a teacher from the same model: bertworks finetune DATA --method full -o TEACHER"
+        what = f"the teacher was fine-tuned for {own.task}{names}, the data is for {d.task}{others}"
+        require(same, what, where, hint)
+        same = self.source.tokenizer.sha256 == tokenizer.sha256
+        require(same, "the teacher has another tokenizer than the model", where, hint)
+        what = f"the teacher reads at most {length} tokens, the model {d.max_length}"
+        require(length >= d.max_length, what, where, f"set max_length to {length}")
+
+    def label(self, groups: Sequence[ExampleGroup], note: Callable[[str], None]) -> list[ExampleGroup]:
+        """The examples with the logits of the teacher as further targets, in the order of the labels of the data. It
+        reads each once, without dropout."""
+        network = task_network(self.source, self.task)
+        order = torch.tensor([self.task.labels.index(label) for label in self.description.labels] or [0])
+        logits = compute_each(network, lambda batch: network.logits(batch)[:, order], groups, (len(order),))
+        result: list[ExampleGroup] = []
+        for (example,), rows in zip(groups, logits, strict=True):
+            targets = {**example.targets, TEACHER: Target(example.target.positions, rows)}
+            result.append([example._replace(targets=targets)])
+        note(f"the teacher has predicted {len(groups):,} training examples")
+        return result
+
+
+def with_layers(folder: ModelFolder, count: int | None) -> Model:
+    """The model of a folder with some of its layers; None: with all.
+
+    Raises:
+        UsageError: it has fewer.
+        BertworksError: see `ModelFolder.load`.
+    """
+    model = folder.load(needs={"encoder"})
+    if not 1 <= (count or 1) <= (most := model.config.num_hidden_layers):
+        raise UsageError(f"--layers {count}: expected a number from 1 to {most}, the layers of the model")
+    return Model(*select_layers(model.config, model.state, count or most), model.tokenizer)
