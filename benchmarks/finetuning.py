@@ -195,8 +195,8 @@ class Watch:
 
 def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that both have in common: model, rows, and how answers are scored."""
-    from bertworks.checkpoints.model_folder import TaskConfig
     from bertworks.checkpoints.resolve import resolve_model
+    from bertworks.checkpoints.task_config import TaskConfig
     from bertworks.datasets.schema import items
     from bertworks.evaluation.glue import find_glue_tasks
     from bertworks.inference.task_metrics import compute_metrics

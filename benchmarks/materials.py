@@ -98,7 +98,8 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
     """A pre-trained model of this shape and a classifier, with weights drawn from a seed; made once."""
     import torch
 
-    from bertworks.checkpoints.model_folder import TaskConfig, save_model, task_settings
+    from bertworks.checkpoints.model_folder import save_model
+    from bertworks.checkpoints.task_config import TaskConfig, task_settings
     from bertworks.models.config import BERT_SIZES
     from bertworks.training.objectives import PretrainingModel
     from bertworks.training.task_heads import Classification, TaskModel

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Literal
 
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.inference.task_metrics import compute_metrics, named_spans
 from bertworks.metrics.classification import Span, count_spans, figures_by_type

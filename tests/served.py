@@ -18,7 +18,8 @@ import httpx
 import torch
 from fine import tokenizer
 
-from bertworks.checkpoints.model_folder import TaskConfig, save_model, task_settings
+from bertworks.checkpoints.model_folder import save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.inference.decoding import make_task_head
 from bertworks.models.config import EncoderConfig
 from bertworks.serve.application import Application

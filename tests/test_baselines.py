@@ -29,7 +29,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bertworks.batching.features import Features
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig
+from bertworks.checkpoints.model_folder import ModelFolder
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.embed import Embedder

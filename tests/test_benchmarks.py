@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError
 from bertworks.evaluation.glue import (

@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score, log_loss
 from bertworks.batching.features import Features
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
-from bertworks.checkpoints.model_folder import TaskConfig, read_task_json
+from bertworks.checkpoints.task_config import TaskConfig, read_task_json
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder

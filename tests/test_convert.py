@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import bertworks
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, load_model, save_model, task_settings
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import Predictor

@@ -17,8 +17,8 @@ from fine import (
 )
 from served import write_head
 
-from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task

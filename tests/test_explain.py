@@ -20,7 +20,8 @@ from fine import tokenizer
 from gpt import write_gpt, write_gpt2
 
 from bertworks.batching.masking import Example
-from bertworks.checkpoints.model_folder import TaskConfig, load_model, save_model, task_settings
+from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError

@@ -33,7 +33,8 @@ from fine import (
 
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.model_folder import TaskConfig, save_model, task_settings
+from bertworks.checkpoints.model_folder import save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TaskType, items

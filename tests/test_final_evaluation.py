@@ -23,7 +23,8 @@ from fine import (
 )
 
 from bertworks.batching.features import Featurizer
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig
+from bertworks.checkpoints.model_folder import ModelFolder
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item

@@ -14,7 +14,8 @@ import torch
 from fine import FILLER, sentence, write_model
 
 import bertworks
-from bertworks.checkpoints.model_folder import TaskConfig, load_model, save_model, task_settings
+from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import make_task_head

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
 
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.inference.task_metrics import (
     METRICS,

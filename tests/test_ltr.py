@@ -14,7 +14,8 @@ from tiny import write_corpus
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.hf_mapping import config_from_huggingface, from_huggingface
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, load_model, save_model, task_settings
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import Predictor

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings, strategies as some
 
-from bertworks.checkpoints.model_folder import TaskConfig, read_task_json
+from bertworks.checkpoints.task_config import TaskConfig, read_task_json
 from bertworks.cli.main import main
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader

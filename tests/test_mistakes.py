@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as some
 from schemes import tagging_per_type
 from sklearn.metrics import confusion_matrix
 
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference.task_metrics import NOTHING, confusion, counted, frequent, mistakes, paired
 

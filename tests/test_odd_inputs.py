@@ -16,7 +16,8 @@ from fine import tokenizer, write_pairs, write_reviews, write_squad
 from pyarrow import parquet as pq
 
 from bertworks.batching.features import Featurizer
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig
+from bertworks.checkpoints.model_folder import ModelFolder
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item

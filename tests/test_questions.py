@@ -17,7 +17,7 @@ from bertworks.batching.features import (
     tokens_in_span,
     training_groups,
 )
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.inference.decoding import Decoder, best_spans, softmax
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary

@@ -13,7 +13,7 @@ import sklearn.metrics
 from hypothesis import given, settings, strategies as st
 from schemes import Scheme, convert_tags, tag_spans, tagging, tagging_per_type
 
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, TaskType

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.schema import TaskType
 from bertworks.reports import svg

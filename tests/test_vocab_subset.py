@@ -9,10 +9,10 @@ import torch
 from heads import CONFIG, example
 
 from bertworks.batching.batch import ExampleGroup, LabelledBatches
-from bertworks.runs.finetune_job import VocabSubset
 from bertworks.training.loop import train
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.task_heads import Classification, TaskModel
+from bertworks.training.vocab_subset import VocabSubset
 
 WORDS = "encoder.embeddings.token.weight"
 SETTINGS = OptimizerConfig(learning_rate=1e-3, weight_decay=0.5, warmup=0.1)

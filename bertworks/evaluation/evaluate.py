@@ -22,8 +22,9 @@ from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
 from bertworks.batching.sampling import FORMATS, Format
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_components
+from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.metrics.classification import tag_runs
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import with_marks

@@ -23,7 +23,7 @@ from bertworks.batching.features import Features, tokens_in_span
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion, read_tokens
 from bertworks.inference.decoding import Answer

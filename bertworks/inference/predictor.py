@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
 from bertworks.datasets.values import answers_of

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertworks.batching.features import Features
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import BertworksError, UsageError

@@ -13,17 +13,10 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_card import fill_template
-from bertworks.checkpoints.model_folder import (
-    TASK_FILE,
-    Model,
-    ModelFolder,
-    TaskConfig,
-    save_model,
-    task_settings,
-    with_language,
-)
+from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model, with_language
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
+from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, UsageError, as_path, require, some_names
 from bertworks.events import Event

@@ -18,9 +18,10 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import fill_template
-from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings, weights_sha256
+from bertworks.checkpoints.model_folder import EXPORTED, save_settings, weights_sha256
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, as_path, optional_import, require

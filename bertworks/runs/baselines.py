@@ -24,7 +24,8 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, ExampleGroup
 from bertworks.batching.features import Features
 from bertworks.batching.masking import Example
-from bertworks.checkpoints.model_folder import Model, TaskConfig
+from bertworks.checkpoints.model_folder import Model
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder

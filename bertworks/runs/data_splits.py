@@ -18,7 +18,7 @@ from typing import Literal
 from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
-from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import num_tokens
 from bertworks.batching.features import Features
 from bertworks.batching.sampling import keyed_rng
-from bertworks.checkpoints.model_folder import TaskConfig, weights_sha256
+from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError, as_path, names_of, quoted

@@ -13,11 +13,12 @@ from bertworks.batching.batch import Batch, BatchTarget, joint_sizes, joint_step
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.task_metrics import format_metrics
-from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, VocabSubset
+from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest
 from bertworks.runs.report import write_task_report
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 from bertworks.training.task_heads import JointModel, TaskModel
+from bertworks.training.vocab_subset import VocabSubset
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
-from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.writer import write_rows
 from bertworks.events import duration

@@ -62,8 +62,8 @@ class Request:
     def job(self, recipe: Recipe, shards: Shards, output: Path) -> PretrainJob:
         """What trains the recipe on the shards, which are in the output folder or are the input."""
         texts = self.texts(output) if recipe.encoder.languages else ()
-        options = {"new_words": self.extend_vocabulary or 0, "texts": texts, "teacher": self.teacher}
-        return PretrainJob(recipe, shards, self.init, **options)
+        words = self.extend_vocabulary or 0
+        return PretrainJob(recipe, shards, self.init, new_words=words, texts=texts, teacher=self.teacher)
 
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""

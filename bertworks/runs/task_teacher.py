@@ -6,7 +6,8 @@ import torch
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Target
-from bertworks.checkpoints.model_folder import Model, ModelFolder, TaskConfig
+from bertworks.checkpoints.model_folder import Model, ModelFolder
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.values import first_names
 from bertworks.errors import UsageError, require
 from bertworks.inference.engine import LazyModel, compute_each

@@ -1,0 +1,190 @@
+"""The task of a fine-tuned model: task.json, or the settings of config.json that transformers writes. Labels are
+compared by name, not by id.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.hf_mapping import config_from_huggingface, own_type
+from bertworks.checkpoints.storage import read_json
+from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
+from bertworks.datasets.annotations import TagScheme, tag_scheme
+from bertworks.datasets.schema import TaskType
+from bertworks.datasets.values import first_names
+from bertworks.errors import BertworksError, quoted, require
+from bertworks.io.atomic_write import write_json
+from bertworks.models.config import BERT, EncoderConfig
+from bertworks.training.recipe import FeatureLayers, LSTMEncoder
+from bertworks.training.task_heads import SentenceVectors
+
+TASK_FILE, FORMAT = "task.json", 1
+MAX_LABELS = 100_000
+_OWN_CLASS = "BertworksRecurrentTagger"  # unknown to transformers
+_PROBLEMS = {
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(Settings):
+    """The task of a fine-tuned model, and how it reads texts.
+
+    labels: names of the outputs, in order; none for regression, qa and choice.
+    lstm_units, lstm_encoder, feature_layers: see `FinetuneRecipe`.
+    document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
+    text, label: the columns of the training data; several labels: one column for each, in their order.
+    first_choice: the number of the first choice in the data; None: inferred from each file.
+    threshold, temperature: see `inference.decoding`.
+    vectors: what of a sequence is classified, see `training.task_heads`.
+    bare_types: see `Schema`.
+    """
+
+    task: TaskType
+    labels: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    separator: str = ""
+    num_choices: SizeOrZero = 0
+    first_choice: int | None = None
+    max_length: Size = 512
+    stride: Size = 128
+    max_question: SizeOrZero = 64
+    max_answer: Size = 30
+    document_context: bool = False
+    document: str | None = None
+    lstm_units: SizeOrZero = 0
+    lstm_encoder: LSTMEncoder = "frozen"
+    feature_layers: FeatureLayers = "concat-last-four"
+    threshold: float | None = None
+    vectors: SentenceVectors = "pooler"
+    temperature: AboveZero = 1.0
+    bare_types: bool = False
+
+    def is_own(self, c: EncoderConfig) -> bool:
+        """Whether transformers has no such network, on an encoder of this configuration."""
+        return bool(self.lstm_units) or self.vectors != "pooler" or _pools_last(self.task, c)
+
+    @property
+    def tag_scheme(self) -> TagScheme | None:
+        """How the labels mark entities; None: they mark none."""
+        return tag_scheme(self.labels, self.bare_types)
+
+    def save(self, folder: Path) -> None:
+        """Writes task.json."""
+        write_json(folder / TASK_FILE, {"format": FORMAT, **asdict(self)})
+
+
+def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
+    """The task of a config.json without task.json, as transformers writes it.
+
+    Args:
+        path: the config.json, for messages.
+
+    Raises:
+        BertworksError: no head of a task, or damaged labels.
+    """
+    tasks = tasks_of(settings)
+    names = settings.get("architectures")
+    head = ", ".join(map(str, names))[:100] if isinstance(names, list) and names else "no head"
+    hint = f"fine-tune it: bertworks finetune DATA --model {quoted(path.parent)} -o ANOTHER-FOLDER"
+    require(tasks, f"this model ({head}) was not fine-tuned for a task", path.parent, hint)
+    labels = _labels(settings, path)
+    if tasks[0] == "classification":
+        problem = settings.get("problem_type") or ("regression" if len(labels) == 1 else None)
+        tasks = [task for task, name in _PROBLEMS.items() if name == problem] or ["classification"]
+    config = config_from_huggingface(settings, where=str(path))
+    length = config.max_position_embeddings
+    what = f"{head} reads the first token of a text, which from left to right has read nothing (is_decoder is true)"
+    require(not _pools_last(cast(TaskType, tasks[0]), config), what, path.parent, hint)
+    labels = () if tasks[0] in ("regression", "qa", "choice") else labels
+    return TaskConfig(task=cast(TaskType, tasks[0]), labels=labels, max_length=min(512, length))
+
+
+def _pools_last(task: TaskType, c: EncoderConfig) -> bool:
+    """Whether a decoder is read at the last token of a text: transformers reads the first, which has read nothing."""
+    return FAMILIES[c.family].is_decoder(c) and task in ("classification", "multilabel", "regression", "choice")
+
+
+def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str, Any]:
+    """The settings of the head in config.json; its own model_type if transformers has no such network."""
+    task, family = description.task, c.family
+    own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)} if description.is_own(c) else {}
+    labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
+    return {
+        "architectures": [FAMILIES[family].tasks[task]],
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        **({"problem_type": _PROBLEMS[task]} if task in _PROBLEMS else {}),
+        **own,
+    }
+
+
+def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
+    """Check that the head of a model can be fine-tuned for the task of the data.
+
+    Raises:
+        BertworksError: another task, other labels, or another LSTM or other layers that it reads; both are shown.
+    """
+    names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data))
+    if head.task != data.task:
+        what = f"the model was fine-tuned for {head.task}{names}, the data is for {data.task}{others}"
+    elif set(head.labels) != set(data.labels):
+        what = f"the model's labels are not those of the data:\n  model:{names}\n  data: {others}"
+    elif head.lstm_units != data.lstm_units:
+        what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
+    elif head.feature_layers != data.feature_layers:
+        what = f"the model's LSTM reads feature_layers {head.feature_layers!r}, the recipe has {data.feature_layers!r}"
+    else:
+        return
+    raise BertworksError(what, where=where, hint="--reset-head discards the model's head and trains a new one")
+
+
+def tasks_of(settings: Mapping[str, Any]) -> list[str]:
+    """The tasks of transformers' classes in a config.json."""
+    names = settings.get("architectures")
+    classes = [pair for family in FAMILIES.values() for pair in family.tasks.items()]
+    return [task for task, name in classes if isinstance(names, list) and name in names]
+
+
+def read_task_json(path: Path) -> TaskConfig:
+    """Read a task.json.
+
+    Raises:
+        BertworksError: a later format, or a damaged file.
+    """
+    content = read_json(path)
+    require(content.pop("format", None) == FORMAT, f"not a description of format {FORMAT}", path, "upgrade bertworks")
+    # Fields that may be null have null as their default.
+    given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
+    try:
+        require({"labels", "text"} <= content.keys(), "labels or text is missing")
+        task = build(TaskConfig, given, lambda _: str(path))
+        require(task.max_length >= 3, f"max_length is {task.max_length}: expected 3 or more")
+        names, columns = sorted(task.labels), sorted(task.label)
+        require(len({*names}) == len(names) <= MAX_LABELS, "two labels have the same name, or there are too many")
+        is_one_each = task.task == "multilabel" and columns == names
+        require(len(columns) < 2 or is_one_each, "the columns of several labels are not the labels")
+    except BertworksError as error:
+        reason = error.what[:200]
+        raise BertworksError(f"damaged, or not written by fine-tuning: {reason}", where=str(path)) from None
+    return task
+
+
+def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """id2label as a list; without it LABEL_0, LABEL_1, ..., as in transformers."""
+    count = settings.get("num_labels", 2)
+    count = count if type(count) is int and 0 < count <= MAX_LABELS else 2
+    names = settings.get("id2label")
+    if names is None:
+        names = {str(number): f"LABEL_{number}" for number in range(count)}
+    is_table = isinstance(names, dict) and 0 < len(names) <= MAX_LABELS
+    is_table = is_table and set(names) == {str(number) for number in range(len(names))}
+    require(is_table, "id2label is not a table of the numbers from 0", path)
+    labels = tuple(str(names[str(number)]) for number in range(len(names)))
+    require(len(set(labels)) == len(labels), "id2label has the same name for two labels", path)
+    return labels
