@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+from torch import Tensor
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
@@ -43,6 +44,7 @@ from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
+from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Pooling
 from bertworks.runs.adaptation import bits_batches, bits_per_character
 from bertworks.runs.prepare import read_text
@@ -195,11 +197,7 @@ def evaluate_mlm(
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
         format = _format_for(parts) if len(every) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
-        if detects:
-            network = load_with_generator(path, config)
-        else:
-            network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
-            network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+        network = load_with_generator(path, config) if detects else _network(config, kinds, state)
         most = sequences or 1 << 40
         batches = held_out_batches(
             store, every, tokenizer, format=format, sequence_length=length, sequences=most, replaces=detects
@@ -213,6 +211,12 @@ def evaluate_mlm(
     others |= detection_figures(network, batches) if detects else {}
     counts = {"sequences": sequences, "masked_tokens": means["masked_lm"].count, "characters": bits.characters}
     return figures(means) | others | {name: float(count) for name, count in counts.items()}
+
+
+def _network(config: EncoderConfig, kinds: Sequence[ObjectiveKind], state: Mapping[str, Tensor]) -> PretrainingModel:
+    network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
+    network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+    return network
 
 
 def _format_for(parts: Collection[str]) -> Format:

@@ -141,14 +141,24 @@ def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe
     return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
 
 
-def _check_family(model: str, c: EncoderConfig, task: TaskType, lm_weight: float) -> None:
-    """Raises UsageError for a model with no place for the head of a task, or a loss that it does not have."""
+def _own_head(folder: ModelFolder, model: Model, d: TaskConfig, request: FinetuneRequest) -> TaskConfig | None:
+    """The task of the head that the model has, if the training continues with it."""
+    if request.new_head or {"classifier.weight", "span.weight"}.isdisjoint(model.state):
+        return None
+    check_same_task(folder.task_config, d, request.model)
+    return folder.task_config
+
+
+def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
+    """Raises UsageError for a model without a place for the head of a task, or without a layer or a loss of the recipe.
+    """
+    feature_numbers(c, recipe.feature_layers)
     if task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
         reads = f"reads {c.direction.replace('_', ' ')}: " if c.direction != "bidirectional" else ""
         what = f"{model} {reads}is of the family {c.family} and cannot be fine-tuned for {task}"
         raise UsageError(what, hint="--model minilm, or another model that reads in both directions")
-    if lm_weight and (c.direction != "left_to_right" or c.lm_head != "plain"):
-        what = f"lm_weight is {lm_weight}: only GPT and GPT-2 have this loss, and {model} is another model"
+    if recipe.lm_weight and (c.direction != "left_to_right" or c.lm_head != "plain"):
+        what = f"lm_weight is {recipe.lm_weight}: only GPT and GPT-2 have this loss, and {model} is another model"
         raise UsageError(what, hint="--set lm_weight=0")
 
 
@@ -200,23 +210,18 @@ class FinetuneJob:
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
-        feature_numbers(c, recipe.feature_layers)  # refuses a layer that the network does not have
         self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
-        _check_family(request.model, c, d.task, recipe.lm_weight)
+        _check_network(request.model, c, d.task, recipe)
         self.teacher = TaskTeacher(request.teacher, d, self.model.tokenizer, device) if request.teacher else None
         featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in training_groups(features, d.task)]
         _check_numbers(d, c, self.groups)
-        self.head: TaskConfig | None = None
-        own = name in (self.joint or {name})
-        if own and not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
-            self.head = folder.task_config
-            check_same_task(self.head, d, request.model)
+        self.head = _own_head(folder, self.model, d, request) if name in (self.joint or {name}) else None
         labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
         recipe = recipe if d.task == "qa" and self.head is None else replace(recipe, cloze_steps=0)
         recipe = resolve_recipe(recipe, len(self.groups), c, labels)
@@ -231,10 +236,9 @@ class FinetuneJob:
         self.evaluate_every = max(1, self.steps_per_epoch // recipe.evaluations)
         units = [*self.groups, *self.clozes, *self.dev_units]
         self.vocab_subset = VocabSubset(units, c.vocab_size, whole=recipe.lm_weight > 0)
-        self.config = replace(c, vocab_size=len(self.vocab_subset.ids))
-        if recipe.dropout >= 0:
-            rates: dict[str, Any] = {name: recipe.dropout for name in DROPOUTS if getattr(c, name) is not None}
-            self.config = replace(self.config, **rates)
+        names = [name for name in DROPOUTS if recipe.dropout >= 0 and getattr(c, name) is not None]
+        rates: dict[str, Any] = dict.fromkeys(names, recipe.dropout)
+        self.config = replace(c, vocab_size=len(self.vocab_subset.ids), **rates)
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self._saved: list[Logits] | None = None

@@ -106,14 +106,12 @@ def pretrain(
     Args:
         inputs: raw text (files, folders, globs), or one shards folder; or rows in memory, with a column of texts: a
             DataFrame, a dict of columns, a list like [{"text": "..."}].
-        recipe: a name or a TOML file; or a family, such as "roberta"; overrides: `table.field=value` words, applied to
-            it.
+        recipe: a name or a TOML file; or a family, such as "roberta". overrides: `table.field=value` words for it.
         budget: a time such as "30m" or "2h". Without a recipe, or with a family, it decides the size and everything
             that depends on it; with a recipe, only the number of steps. Without a size and a budget: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
-        extend_vocabulary: this number of words of the text is added to the vocabulary of `init`, see
-            `text.wordpiece.extend_vocabulary`. The embedding of each begins as the mean of those of its pieces.
+        extend_vocabulary: words of the text that are added to that vocabulary (`text.wordpiece.extend_vocabulary`).
         teacher: a model with a masked LM head, from which a recipe such as "distilbert" learns: a folder, or a name on
             the hub. The student has its tokenizer, its width and some of its layers.
         precision, seed: None: those of the recipe.
@@ -152,10 +150,15 @@ def pretrain(
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
         done = yield from forward_events(TrainingRun(output, job, where).events())
-        compared, words = compare_bits(output)
-        ending = f"see {output / 'report.html'}\nnext: {_next_command(job, output)}"
-        text = "\n".join(filter(None, (done.text, words, ending)))
-        yield replace(done, text=text, fields={**done.fields, "bits_per_character": compared or None})
+        yield _ending(done, job, output)
+
+
+def _ending(done: Event, job: PretrainJob, output: Path) -> Event:
+    """The last event, with the comparison to the initial model and the next command."""
+    compared, words = compare_bits(output)
+    ending = f"see {output / 'report.html'}\nnext: {_next_command(job, output)}"
+    text = "\n".join(filter(None, (done.text, words, ending)))
+    return replace(done, text=text, fields={**done.fields, "bits_per_character": compared or None})
 
 
 def _next_command(job: PretrainJob, output: Path) -> str:
