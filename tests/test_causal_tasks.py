@@ -272,7 +272,7 @@ def test_other_tasks_are_refused_before_anything_is_written(task: str, folder: P
     write = {"tagging": write_conll, "spans": write_spans, "qa": write_squad, "choice": write_choices}[task]
     suffix = {"tagging": "conll", "choice": "csv"}.get(task, "json")
     data = write(tmp_path / f"data.{suffix}", 20)
-    match = rf"reads from left to right: it .*, but cannot be fine-tuned for {task}\n  hint: --model minilm"
+    match = rf"reads left to right, cannot be fine-tuned for {task}\n  hint: --model minilm"
     with pytest.raises(bw.UsageError, match=match):
         tuned(data, folder, tmp_path / "out", task=task)
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -182,14 +182,13 @@ def evaluate_mlm(
     path = resolve_model(model)
     (source := ModelFolder(path)).require_language()
     config, state, tokenizer = source.load(needs={"encoder"})
-    detects = "replaced_token" in component_names(state)
+    detects = "replaced_token" in (parts := component_names(state))
     if not detects:
-        check_components(component_names(state), {"lm_head"}, path)
+        check_components(parts, {"lm_head"}, path)
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
     if not 5 <= length <= longest:
         raise UsageError(f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
-    parts = {name.split(".")[0] for name in state}
     reader = read_text(inputs, text_column, documents, encoding)
     with tempfile.TemporaryDirectory() as folder:
         store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
@@ -197,7 +196,7 @@ def evaluate_mlm(
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
         format = _format_for(parts) if len(every) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
-        network = load_with_generator(path, config) if detects else _network(config, kinds, state)
+        network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
         most = sequences or 1 << 40
         batches = held_out_batches(
             store, every, tokenizer, format=format, sequence_length=length, sequences=most, replaces=detects
@@ -213,7 +212,8 @@ def evaluate_mlm(
     return figures(means) | others | {name: float(count) for name, count in counts.items()}
 
 
-def _network(config: EncoderConfig, kinds: Sequence[ObjectiveKind], state: Mapping[str, Tensor]) -> PretrainingModel:
+def network_of(config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Mapping[str, Tensor]) -> PretrainingModel:
+    """The network with the heads of these objectives and the weights of a model folder."""
     network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
     network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
     return network

@@ -18,6 +18,7 @@ from bertworks.checkpoints.model_folder import check_components, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import UsageError, require
+from bertworks.evaluation.evaluate import network_of
 from bertworks.events import Event, forward_events
 from bertworks.metrics.intervals import Array, RowSums, ratio, resampled
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -25,7 +26,7 @@ from bertworks.runs.pretrain_job import held_out_batches, split_documents, split
 from bertworks.text.shards import Shards
 from bertworks.training.device import choose_device
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import PretrainingModel, heads_of
+from bertworks.training.objectives import heads_of
 from bertworks.training.recipe import ObjectiveKind
 
 
@@ -83,8 +84,7 @@ def measure_held_out(
         if not FORMATS[format].targets:
             raise UsageError(f"sequences of the format {format!r} have no pairs", hint="name next_sentence")
     check_components(component_names(state), set(heads_of([kind])), path)
-    network = PretrainingModel(config, {kind: 1.0}).to(choose_device(arm.device))
-    network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+    network = network_of(config, [kind], state).to(choose_device(arm.device))
     store, rows = split_long_documents(shards), []
     documents = split_documents(store, arm.seed)[1]
     batches = held_out_batches(

@@ -150,12 +150,11 @@ def _own_head(folder: ModelFolder, model: Model, d: TaskConfig, request: Finetun
 
 
 def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
-    """Raises UsageError for a model without a place for the head of a task, or without a layer or a loss of the recipe.
-    """
+    """Raises UsageError for a model without a place for the head of a task, or without a layer or a loss of the recipe."""
     feature_numbers(c, recipe.feature_layers)
     if task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
-        reads = f"reads {c.direction.replace('_', ' ')}: " if c.direction != "bidirectional" else ""
-        what = f"{model} {reads}is of the family {c.family} and cannot be fine-tuned for {task}"
+        reads = "" if c.direction == "bidirectional" else f", which reads {c.direction.replace('_', ' ')},"
+        what = f"{model}, a model of the family {c.family}{reads} cannot be fine-tuned for {task}"
         raise UsageError(what, hint="--model minilm, or another model that reads in both directions")
     if recipe.lm_weight and (c.direction != "left_to_right" or c.lm_head != "plain"):
         what = f"lm_weight is {recipe.lm_weight}: only GPT and GPT-2 have this loss, and {model} is another model"

@@ -279,7 +279,9 @@ class TaskModel(TrainableModel):
     ):  # fmt: skip
         super().__init__()
         self.task, self.dropout, (weight, self.temperature) = task, output_dropout(c, task), teacher
-        self.weights = {"task": 1 - weight, "distillation": weight, "causal_lm": lm_weight}
+        self.weights = {"task": 1 - weight}
+        self.weights |= {"distillation": weight} if weight else {}
+        self.weights |= {"causal_lm": lm_weight} if lm_weight else {}
         self.encoder = Encoder(c)
         self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
@@ -305,8 +307,7 @@ class TaskModel(TrainableModel):
 
     def _present(self, batch: Batch) -> list[str]:
         """The losses of a batch."""
-        there = {"task", *(["distillation"] if TEACHER in batch.targets else [])}
-        return [name for name, weight in self.weights.items() if name in there or (name == "causal_lm" and weight)]
+        return [name for name in self.weights if name != "distillation" or TEACHER in batch.targets]
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
         kinds, states = self._present(batch), None
