@@ -402,7 +402,7 @@ def test_packaged_ablations_can_be_trained(name: str) -> None:
         if ablation.arguments(arm):
             recipe = work.recipe(arm)
             check_representable(recipe.encoder, 0)
-            assert can_hold(recipe.encoder.family, heads_of(recipe.weights))
+            assert can_hold(recipe.encoder, heads_of(recipe.weights))
             tokens.append(recipe.train.num_tokens)
     assert name in bw.list_ablations()
     assert len(set(tokens)) == 1

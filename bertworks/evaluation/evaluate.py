@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-from torch import Tensor
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
@@ -212,7 +211,7 @@ def evaluate_mlm(
     return figures(means) | others | {name: float(count) for name, count in counts.items()}
 
 
-def network_of(config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Mapping[str, Tensor]) -> PretrainingModel:
+def network_of(config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Mapping[str, Any]) -> PretrainingModel:
     """The network with the heads of these objectives and the weights of a model folder."""
     network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
     network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
