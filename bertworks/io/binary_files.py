@@ -18,6 +18,7 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, require
@@ -121,9 +122,9 @@ class CheckedFile:
             self._unread[block] = 0
 
 
-class CheckedArray:
-    """An array within a `CheckedFile`: what is read is checked before. Slices give arrays, and check what they hold;
-    `np.asarray` and other indices check it as a whole.
+class CheckedArray(NDArrayOperatorsMixin):
+    """An array within a `CheckedFile`: what is read is checked before. It has the operators and methods of an array;
+    all but slices check it as a whole.
 
     Args:
         array: the bytes of the file from `offset` on.
@@ -145,6 +146,15 @@ class CheckedArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self[:], dtype, copy=copy)
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        inputs = tuple(np.asarray(value) if isinstance(value, CheckedArray) else value for value in inputs)
+        return getattr(function, method)(*inputs, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self[:], name)
 
 
 @contextmanager

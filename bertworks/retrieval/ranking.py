@@ -150,7 +150,7 @@ def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_], langua
     edges = np.cumsum([0, *(len(part.lengths) for part in parts)])
     for word, times in Counter(query_words(query, language)).items():
         hashes = hash_of(word), hash_of(word) + 1  # the word, and where the next one begins
-        spans = [slice(*part.starts[np.searchsorted(part.words, hashes)]) for part in parts]
+        spans = [slice(*part.starts[part.words.searchsorted(hashes)]) for part in parts]
         texts = np.concatenate([edge + part.texts[span] for edge, part, span in zip(edges, parts, spans)])
         counts = np.concatenate([part.counts[span] for part, span in zip(parts, spans)])
         texts, counts = texts[alive[texts]], counts[alive[texts]]
