@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_former_weights(folder, state, tokenizer, monkeyp
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("bertworks.checkpoints.model_folder.write_tensors", full)
+    monkeypatch.setattr("bertworks.checkpoints.storage.write_tensors", full)
     with pytest.raises(BertworksError, match="the disk is full"):
         save_model(folder, {name: value + 1 for name, value in state.items()}, CONFIG, tokenizer, card="# a model\n")
     assert contents(folder) == before
