@@ -42,7 +42,7 @@ sequence_length = 512
 """
 
 
-@pytest.mark.parametrize("name", [name for name in packaged_recipes() if name.startswith("bert-") and name != "bert-ltr"])
+@pytest.mark.parametrize("name", [n for n in packaged_recipes() if n.startswith("bert-") and n != "bert-ltr"])
 def test_the_published_recipes(name: str):
     recipe = load_recipe(name)
     size = name.removeprefix("bert-")
@@ -61,7 +61,7 @@ def test_the_published_recipes(name: str):
 
 
 def test_there_is_a_recipe_for_every_size():
-    names = [name for name in packaged_recipes() if name.startswith("bert-") and name != "bert-ltr"]
+    names = [n for n in packaged_recipes() if n.startswith("bert-") and n != "bert-ltr"]
     assert names == sorted(f"bert-{size}" for size in BERT_SIZES)
 
 
