@@ -62,7 +62,7 @@ def run(request_of_run: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 
 def job_of(run: Path) -> PretrainJob:
     texts = [Text(tuple(n.split("-")), Shards.open(run / "shards" / n)) for n in ("en", "de", "de-en")]
-    return PretrainJob(load_recipe(str(run / "recipe.toml")), texts[0].shards, None, texts)
+    return PretrainJob(load_recipe(str(run / "recipe.toml")), texts[0].shards, texts=texts)
 
 
 END = Template((2,), (2, 2), (2,))

@@ -127,7 +127,6 @@ def pretrain(
     Examples:
         bertworks pretrain corpus.txt -o MODEL --budget 30m
         bertworks pretrain SHARDS -o MODEL --recipe bert-base --estimate
-        bertworks pretrain en.txt de.txt --language en --language de -o MODEL --recipe xlm-mlm
     """
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {

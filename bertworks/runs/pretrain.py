@@ -294,7 +294,7 @@ def _prepare_text(
             yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
         if draft:
             yield Event("stage", "writing shards", {"stage": "shards"})
-        for names, part in request.parts().items():
+        for names, part in (request.parts() if request.languages else {(): reader}).items():
             made = request.shards_folder(output, names)
             yield from _notes(make_shards(part, made, Tokenizer.load(folder), workers=workers))
             pairs = Manifest.load(made / "manifest.json").documents

@@ -88,13 +88,13 @@ class Request:
         return self._read([*self.inputs, *([self._pairs] if self.parallel else [])])
 
     def parts(self) -> dict[tuple[str, ...], CorpusReader]:
-        """The readers of the text of each language and of the translations; a single one without languages."""
+        """The readers of the text of each language and of the translations."""
         of_language: dict[tuple[str, ...], list[str | StoredRows]] = {}
         for name, one in zip(self.languages, self.inputs):
             of_language.setdefault((name,), []).append(one)
         if self.parallel:
             of_language[self.sides] = [self._pairs]
-        return {names: self._read(some) for names, some in (of_language or {(): [*self.inputs]}).items()}
+        return {names: self._read(some) for names, some in of_language.items()}
 
     @property
     def sides(self) -> tuple[str, ...]:
