@@ -150,7 +150,7 @@ def _own_head(folder: ModelFolder, model: Model, d: TaskConfig, request: Finetun
 
 
 def _check_network(model: str, c: EncoderConfig, task: TaskType, recipe: FinetuneRecipe) -> None:
-    """Raises UsageError for a model without a place for the head of a task, or without a layer or loss of the recipe."""
+    """Raises UsageError for a model without a place for the head of a task, or without a layer or loss of a recipe."""
     feature_numbers(c, recipe.feature_layers)
     if task not in FAMILIES[c.family].tasks or (c.family == "xlm" and c.direction != "bidirectional"):
         reads = "" if c.direction == "bidirectional" else f", which reads {c.direction.replace('_', ' ')},"
