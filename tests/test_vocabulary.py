@@ -441,7 +441,7 @@ def test_a_vocabulary_of_roberta_is_read_by_transformers(tmp_path):
     "settings", [{"algorithm": "wordpiece"}, {"lowercase": True}, {"strip_accents": True}, {"special_tokens": "gpt"}]
 )
 def test_special_tokens_of_roberta_are_for_bytes(settings):
-    with pytest.raises(UsageError, match="byte-level BPE of the text as it is|one of bert, roberta, xlm, gpt2 is"):
+    with pytest.raises(UsageError, match=r"byte-level BPE of the text as it is|one of bert, roberta, xlm, gpt2 is"):
         replace(ROBERTA, **settings)
 
 
