@@ -93,7 +93,12 @@ def measured(a: argparse.Namespace) -> dict[str, float]:
 
     (member,) = a.members
     preset, _, objectives = MEMBERS[member]
-    shape = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 0}
+    shape: dict[str, Any] = {
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "intermediate_size": 0,
+    }
     config = replace(PRESETS[preset], vocab_size=30_522, max_position_embeddings=512, **shape)
     count = CASE.sequences // 8 if a.quick else CASE.sequences
     rows = [make_examples(config.vocab_size, CASE, count, seed) for seed in range(BATCHES)]

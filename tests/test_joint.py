@@ -279,5 +279,7 @@ def test_requests_without_meaning_are_refused(data: list[str], model: Path, tmp_
     refused("recipe stable has no number of epochs", *two, recipe="stable", model=model)
     refused("lstm_units is for one task", *two, recipe="feature_based", model=model, overrides=("epochs=1",))
     refused("cloze_steps is for one task", *two, model=model, overrides=("cloze_steps=3",))
+    refused("lm_weight is for one task", *two, model=model, overrides=("lm_weight=0.5",))
+    refused("--teacher is for one data set", *two, model=model, teacher=model)
     with pytest.raises(UsageError, match="not a name of a task"):
         make_joint_request({"a/b": two[0], "c": two[1]})

@@ -30,7 +30,7 @@ from bertworks.training.device import choose_device, disable_heap_trim
 # Options of one data set, and their values that mean nothing
 _OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(("dev", "task", "text", "label", "group", "metric"), (None, ()))
 _OF_ONE |= {"budget": (None,), "method": ("auto", "full"), "validation": ("auto", "split"), "sweep": (None, ())}
-_OF_ONE |= {"seeds": (1,), "folds": (0,)}
+_OF_ONE |= {"seeds": (1,), "folds": (0,), "teacher": (None,)}
 
 
 def make_joint_request(

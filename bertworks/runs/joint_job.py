@@ -130,6 +130,6 @@ def _check(recipe: FinetuneRecipe) -> None:
     """Raises UsageError if a recipe is not for several tasks."""
     if recipe.epochs == 0:
         raise UsageError(f"the recipe {recipe.title} has no number of epochs for several tasks", hint="--epochs 5")
-    for name in ("lstm_units", "cloze_steps"):
+    for name in ("lstm_units", "cloze_steps", "lm_weight"):
         if getattr(recipe, name) > 0:
             raise UsageError(f"{name} is for one task, not for several", hint=f"--set {name}=0")
