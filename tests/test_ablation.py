@@ -403,16 +403,16 @@ def test_packaged_ablations_can_be_trained(name: str) -> None:
             recipe = work.recipe(arm)
             check_representable(recipe.encoder, 0)
             assert can_hold(recipe.encoder, heads_of(recipe.weights))
-            tokens.append(recipe.train.num_tokens)
+            tokens += [recipe.train.num_tokens] * arm.compared
     assert name in bw.list_ablations()
-    assert len(set(tokens)) == 1
+    assert len(set(tokens)) <= 1
 
 
 def test_the_command(
     write: Write, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["evaluate", "ablation"]) == 0
-    assert "table6   Size of the network" in capsys.readouterr().out
+    assert "table6        Size of the network" in capsys.readouterr().out
     out = str(tmp_path / "out")
     assert main(["evaluate", "ablation", write(), str(corpus), "-o", out, "--seeds", "1", "--steps", "4"]) == 0
     assert "table.md" in capsys.readouterr().out

@@ -222,8 +222,8 @@ class _Work:
         """Raises an error for what is missing. Returns the factor of all steps or times."""
         a = self.ablation
         inputs = {name for arm in a.arms for name in a.inputs_of(arm)}
-        recipes = [self.recipe(arm) for arm in a.arms if a.arguments(arm) and a.equal != "time"]
-        first = self.recipe(a.first).train.num_steps if steps and recipes else 1
+        recipes = [self.recipe(x) for x in a.arms if x.compared and a.arguments(x) and a.equal != "time"]
+        first = recipes[0].train.num_steps if steps and recipes else 1
         factor = (steps / first if steps else 1.0) * (1.0 if scale is None else scale)
         if seeds < 1 or not 0 < factor < 1e6 or (steps and (scale or a.equal == "time")):
             raise UsageError("expected 1 seed or more, and a number of steps or a scale above 0, not both")

@@ -4,7 +4,7 @@
 - `Arm`: what a measure reads; `Measured`: the figure and its resamples
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,11 +18,13 @@ from bertworks.checkpoints.model_folder import check_components, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import UsageError, require
-from bertworks.evaluation.evaluate import network_of
+from bertworks.evaluation.evaluate import evaluate_mlm, network_of
+from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
 from bertworks.metrics.intervals import Array, RowSums, ratio, resampled
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
+from bertworks.runs.run_folder import BITS
 from bertworks.text.shards import Shards
 from bertworks.training.device import choose_device
 from bertworks.training.loop import evaluate
@@ -126,8 +128,27 @@ def measure_training(arm: Arm, *, figure: str) -> Measuring:
     return Measured(arm.facts[figure], [])
 
 
+def measure_pairs(
+    arm: Arm, *, files: Sequence[str], languages: Sequence[str], direction: Literal["forward", "backward"] = "forward"
+) -> Measuring:
+    """How often the nearest sentence is the translation, see `evaluate_pairs`. The pairs are the rows."""
+    yield Event("stage", "translations by the nearest vector", {"stage": "pairs"})
+    hits = np.array(evaluate_pairs(arm.model, files, languages=languages, device=arm.device)["correct"][direction])
+    metric = RowSums(np.stack([hits, np.ones_like(hits)], 1).astype(float), lambda sums: ratio(sums[:, 0], sums[:, 1]))
+    return Measured(metric.value, np.round(resampled(metric), 8).tolist())
+
+
+def measure_bits(arm: Arm, *, inputs: Sequence[str], sequences: int = 0) -> Measuring:
+    """Bits per character of a text that the arm has not read, whatever its vocabulary is; see `runs.adaptation`."""
+    yield Event("stage", "bits per character", {"stage": "bits"})
+    figures = evaluate_mlm(arm.model, inputs, sequences=sequences, device=arm.device)
+    return Measured(figures[BITS], [])
+
+
 MEASURES: Mapping[str, Callable[..., Measuring]] = {
+    "bits": measure_bits,
     "held_out": measure_held_out,
     "finetuning": measure_finetuning,
+    "pairs": measure_pairs,
     "training": measure_training,
 }
