@@ -357,7 +357,7 @@ def test_one_seed_without_rows_has_no_interval() -> None:
         ("name = \"two\"", "name = \"one\"", "different names"),
         ("name = \"two\"", "name = \"../two\"", "letters, digits"),
         ("title = \"twice as deep\"", "measures = ['lost']", "the measure 'lost'"),
-        ("kind = \"held_out\"", "kind = \"held\"", "one of held_out, finetuning, training"),
+        ("kind = \"held_out\"", "kind = \"held\"", "expected one of bits, held_out"),
         ("sequences = 12", "sequence = 12", "no argument 'sequence'"),
         ("source =", "sauce =", "no such field"),
         ("recipe = \"bert-mini\"", "", "has no recipe"),
@@ -375,8 +375,8 @@ def test_bad_files_are_refused(old: str, new: str, message: str, write: Write, c
 
 
 def test_bad_calls_are_refused(write: Write, corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no ablation called 'table7'") as error:
-        run("table7", corpus, tmp_path / "out")
+    with pytest.raises(UsageError, match="no ablation called 'table9'") as error:
+        run("table9", corpus, tmp_path / "out")
     assert "table8" in str(error.value)
     for options in ({"seeds": 0}, {"scale": 0.0}, {"steps": 5, "scale": 2.0}):
         with pytest.raises(UsageError, match="expected 1 seed"):

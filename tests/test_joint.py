@@ -207,6 +207,7 @@ def test_a_stopped_run_has_the_bits_of_a_whole_one(data: list[str], model: Path,
     assert again.fields == last.fields
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(data: list[str], model: Path, tmp_path: Path) -> None:
     words = ["finetune", *data[:3], "--joint", "--model", str(model), "--device", "cpu", "--json"]
     words += [word for setting in (*SETTINGS, "batch_size=7") for word in ("--set", setting)]
