@@ -3,7 +3,7 @@
 - `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any number
 - `Batch`, `collate`: arrays of examples -> tensors of a batch
 - `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a fine-tuning
-- `joint_step`: whose batch each step of several fine-tunings in one is
+- `joint_step`: of which task the batch of each step is, where several fine-tunings are one
 """
 
 from __future__ import annotations

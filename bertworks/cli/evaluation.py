@@ -234,7 +234,7 @@ def pairs(
     language: console.Repeatable = None,
     device: console.Device = "auto",
 ) -> console.Result:
-    """Translations by nearest vector: the fraction whose nearest sentence on the other side is the translation.
+    """Translations by nearest vector: how often the nearest sentence on the other side is the translation.
 
     Args:
         files: A table of two columns, separated by tabs, or two files of as many lines.

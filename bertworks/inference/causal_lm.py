@@ -1,7 +1,7 @@
 """Networks that read from left to right: an open one with its output layer; sentences -> log-likelihoods.
 
 - `CausalModel`: texts -> tokens, hidden states, logits, in a precision
-- `mark_texts`: a model whose tokenizer tells texts apart, for fine-tuning
+- `mark_texts`: a model with a tokenizer that separates the texts of a pair, for fine-tuning
 - `log_likelihoods`: the probability of every token given those before it, in one pass
 """
 

@@ -116,7 +116,7 @@ def pretrain(
             the hub. The student has its tokenizer, its width and some of its layers.
         precision, seed: None: those of the recipe.
         text_column, documents, encoding: of raw text, see `CorpusReader`.
-        languages: of the inputs, one for each: XLM, whose token types are languages.
+        languages: of the inputs, one for each: the token types of XLM are languages.
         parallel: translations, for a recipe with `sampling.parallel_rate`: a table of two columns, or two files of as
             many lines. Their languages are in the names of the files, or are the only two.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.

@@ -57,8 +57,8 @@ MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on wh
 
 
 class Text(NamedTuple):
-    """A part of the text, with shards of its own. languages: one; two, for pairs of translations, whose documents are
-    the sides in turn; none, of a model without a table of languages."""
+    """A part of the text, with its own shards. languages: one; two, for translations: its documents are
+    the two sides in turn; none, of a model without a table of languages."""
 
     languages: tuple[str, ...]
     shards: Shards
@@ -224,7 +224,7 @@ def with_teacher(recipe: Recipe, teacher: EncoderConfig, given: Collection[str])
     encoder = student_config(recipe.encoder, teacher)
     for name, value in vars(encoder).items():
         if f"encoder.{name}" in given and (own := getattr(recipe.encoder, name)) != value:
-            raise ValueError(f"encoder.{name} is {own!r}, but {value!r} in the teacher, whose layers the student has")
+            raise ValueError(f"encoder.{name} is {own!r}, but {value!r} in the teacher, and the student has its layers")
     return replace(recipe, encoder=encoder, teacher_layers=teacher.num_hidden_layers)
 
 
