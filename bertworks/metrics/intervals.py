@@ -29,7 +29,7 @@ from bertworks.errors import BertworksError
 Array = NDArray[np.float64]
 SAMPLES = 1000
 FEWEST_GROUPS = 10  # that are resampled as a whole; fewer would show too little of the chance
-_BLOCK = 1 << 24  # numbers in memory at a time
+_BLOCK, _ROWS = 1 << 24, 1 << 15  # numbers, rows of logits in memory at a time
 _Z = 1.959963984540054  # of 95 %
 
 
@@ -208,20 +208,25 @@ def fit_temperature(logits: Logits, gold: Gold) -> float:
     of predictions that are all right would be 0."""
     from scipy.optimize import minimize_scalar
 
-    x = logits.astype(np.float64)
-
     def loss(log_temperature: float) -> float:
-        return _log_loss(x / math.exp(log_temperature), gold) + log_temperature**2 / 2
+        return _log_loss(logits, math.exp(log_temperature), gold) + log_temperature**2 / 2
 
     return float(math.exp(minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x))
 
 
-def _log_loss(x: Array, gold: Gold) -> float:
+def _log_loss(x: Logits, divisor: float, gold: Gold) -> float:
+    """Of the logits divided by a number, in float64: a block at a time, as those of all words of long texts are many."""
     from scipy.special import log_softmax
 
-    if gold.ndim == 2:
-        return float(np.logaddexp(0, np.where(gold > 0, -x, x)).sum())
-    return -float(np.take_along_axis(log_softmax(x, axis=1), gold[:, None], 1).sum())
+    losses = np.empty(gold.shape)
+    for start in range(0, len(x), _ROWS):
+        part = slice(start, start + _ROWS)
+        some = x[part].astype(np.float64) / divisor
+        if gold.ndim == 2:
+            losses[part] = np.logaddexp(0, np.where(gold[part] > 0, -some, some))
+        else:
+            losses[part] = np.take_along_axis(log_softmax(some, axis=1), gold[part, None], 1)[:, 0]
+    return float(losses.sum()) * (1 if gold.ndim == 2 else -1)
 
 
 def confidences(logits: Logits, gold: Gold, temperature: Array | float = 1.0) -> tuple[Array, Array]:
@@ -232,10 +237,13 @@ def confidences(logits: Logits, gold: Gold, temperature: Array | float = 1.0) ->
     """
     from scipy.special import expit, softmax
 
-    x = logits / np.reshape(np.asarray(temperature, np.float64), (-1, 1))
-    if gold.ndim == 2:
-        return expit(x).ravel(), (gold > 0).astype(np.float64).ravel()
-    return softmax(x, axis=1).max(1), (x.argmax(1) == gold).astype(np.float64)
+    divisors, found, right = np.broadcast_to(np.asarray(temperature, np.float64), len(logits)), [], []
+    for start in range(0, max(1, len(logits)), _ROWS):
+        part = slice(start, start + _ROWS)
+        x = logits[part] / divisors[part, None]
+        found.append(expit(x).ravel() if gold.ndim == 2 else softmax(x, axis=1).max(1))
+        right.append((gold[part] > 0).ravel() if gold.ndim == 2 else x.argmax(1) == gold[part])
+    return np.concatenate(found), np.concatenate(right).astype(np.float64)
 
 
 def expected_calibration_error(
