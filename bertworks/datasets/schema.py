@@ -305,7 +305,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
             if len(tags) != len(texts):
                 hint = "write one tag for each word; O for words outside entities"
                 raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=hint)
-            return tuple(known(values.label_text(tag)) for tag in tags)
+            return values.one_of_each(known(values.label_text(tag)) for tag in tags)
         case "spans" if (spans := values.spans_of(value)) is not None:
             for span in spans:
                 if not 0 <= span["start"] < span["end"] <= len(texts[0]):

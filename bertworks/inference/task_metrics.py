@@ -89,8 +89,9 @@ def span_pairs(
         sides = item.label, predicted_label(d.task, answer)
         for part in _parts(d, item, answer):
             named = (named_spans(d.task, side[part] if part else side, d.labels, d.bare_types) for side in sides)
-            first = part.start if part else 0
-            gold, given = ([(first + a, first + b, kind) for a, b, kind in spans] if first else spans for spans in named)
+            if first := part.start if part else 0:
+                named = ([(first + a, first + b, kind) for a, b, kind in spans] for spans in named)
+            gold, given = named
             yield gold, given
 
 

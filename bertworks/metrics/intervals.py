@@ -215,7 +215,7 @@ def fit_temperature(logits: Logits, gold: Gold) -> float:
 
 
 def _log_loss(x: Logits, divisor: float, gold: Gold) -> float:
-    """Of the logits divided by a number, in float64: a block at a time, as those of all words of long texts are many."""
+    """Of the logits divided by a number, in float64, a block at a time: the words of long texts are many."""
     from scipy.special import log_softmax
 
     losses = np.empty(gold.shape)
