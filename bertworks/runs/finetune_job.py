@@ -403,6 +403,7 @@ class FinetuneJob:
             network, state = self.network(), ModelFolder(folder).load(needs={"encoder"}).state
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
+            del state  # before the batches: it is as large as they are
             self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)
         return self._saved
 
