@@ -23,8 +23,8 @@ def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Arra
     types: all of them; (): those that occur, sorted.
     """
     sets = ((set(gold), set(given)) for gold, given in rows)
-    parts = ((gold & given, given, gold) for gold, given in sets)
-    counted = [[Counter(kind for _, _, kind in spans) for spans in part] for part in parts]
+    three = ((gold & given, given, gold) for gold, given in sets)
+    counted = [[Counter(kind for _, _, kind in spans) for spans in part] for part in three]
     names = list(types) or sorted({kind for _, *sides in counted for kinds in sides for kind in kinds})
     numbers, counts = {name: number for number, name in enumerate(names)}, np.zeros((len(counted), 3, len(names)))
     for row, parts in zip(counts, counted, strict=True):
