@@ -57,7 +57,7 @@ _MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a b
 _ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens of rows that are encoded to learn from
 _HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
-_AT_ONCE = 1 << 14  # words of which features are in memory
+_AT_ONCE = 1 << 12  # words of which features are in memory
 _MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
 
 

@@ -46,7 +46,7 @@ from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
-from bertworks.training.device import choose_device, disable_heap_trim
+from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 
 BUDGET_RESERVE = 0.15  # of a budget, for simple methods, evaluations, saving and a machine that gets slower
@@ -197,6 +197,7 @@ def evaluate_on_dev(
         BertworksError: the model cannot be read, or the disk is full.
     """
     logits, chosen = job.validated or (job.dev_logits(folder, device), None)
+    trim_heap()  # what follows is made of small objects, which find no place in the memory of the batches
     d, answers, reliability = fit_outputs(job.description, job.dev, logits)
     if chosen is not None:  # the score is that of methods that other rows chose
         answers = fit_outputs(job.description, job.dev, chosen)[1]
