@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, require
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
@@ -124,8 +124,7 @@ def items(
             if item.id and schema.label:
                 places[item.id] = row.where
             yield item
-    if row is None:
-        raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
+    require(row is not None, "there are no rows", reader.name, "name a file that holds rows")
 
 
 def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:

@@ -24,7 +24,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion, read_tokens
 from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import load_discriminator
@@ -263,8 +263,7 @@ def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int]
 
 
 def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
-    if not 1 <= len(texts) <= 2:
-        raise UsageError(f"{len(texts)} texts: a pre-trained model reads one, or a pair")
+    expect(1 <= len(texts) <= 2, f"{len(texts)} texts: a pre-trained model reads one, or a pair")
     t = source.tokenizer
     if "replaced_token" in component_names(source.state):
         return _discriminated(source, texts, target)
@@ -282,9 +281,8 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
         notes.append("this model does not fill masks: there is no prediction to attribute")
     elif not len(masks):
         mask = t.special_tokens.get("mask_token", "[MASK]")
-        if target is not None:
-            cut = f": {notes[0]}" if notes else ""
-            raise UsageError(f"the text has no {mask} for the target {target!r}{cut}", hint=f"put {mask} in the text")
+        cut = f": {notes[0]}" if notes else ""
+        expect(target is None, f"the text has no {mask} for the target {target!r}{cut}", hint=f"put {mask} in the text")
         notes.append(f"there is no prediction to attribute: put {mask} in place of a word")
     else:
         attributed, answer = _masked(network, t, example, target)
@@ -325,11 +323,9 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
     token = int(best.indices[0])
     if target is not None:
         ids = t.ids([target])[0]
-        if len(ids) != 1:
-            raise UsageError(f"{target!r} is {len(ids)} tokens: expected a single token of the vocabulary")
+        expect(len(ids) == 1, f"{target!r} is {len(ids)} tokens: expected a single token of the vocabulary")
         (token,) = ids
-        if token == t.unk_id:
-            raise UsageError(f"{target!r} is not in the vocabulary", hint="use another word")
+        expect(token != t.unk_id, f"{target!r} is not in the vocabulary", hint="use another word")
     shown, *best_shown = (t.decode([n], skip_special_tokens=False) for n in [token, *best.indices.tolist()])
     name = f"“{shown}” in place of {t.tokens[t.mask_id]} (log-odds)"
     answer = tuple((text, f"{p:.1%}") for text, p in zip(best_shown, best.values.tolist(), strict=True))
@@ -384,8 +380,7 @@ def _explained(
 
 
 def _label_output(d: TaskConfig, example: Example, label: str) -> _Attributed:
-    if label not in d.labels:
-        raise UsageError(f"the model has no label {label!r}", hint=f"use one of {', '.join(d.labels[:20])}")
+    expect(label in d.labels, f"the model has no label {label!r}", hint=f"use one of {', '.join(d.labels[:20])}")
     number = d.labels.index(label)
     is_independent = d.task == "multilabel"  # the logit of each label is its log-odds
     name = f"the label “{label}” (log-odds)"

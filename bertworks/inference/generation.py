@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.errors import UsageError, listed, several
+from bertworks.errors import UsageError, expect, listed, several
 from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.io.processes import chunk_by_size
@@ -77,8 +77,7 @@ class SamplingOptions:
             (all(self.stop), "a stop string is empty"),
         ]
         for holds, message in rules:
-            if not holds:
-                raise UsageError(message.format_map(vars(self)))
+            expect(holds, message.format_map(vars(self)))
         if self.temperature == 0 and (self.top_k, self.top_p) != (None, None):
             what = "top_k and top_p change nothing at temperature 0, which takes the most probable token"
             raise UsageError(what, hint="add --temperature 1, or leave them out")

@@ -27,7 +27,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import IO, Any, Literal
 
-from bertworks.errors import BertworksError, UsageError, as_path, explain_os_errors, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, expect, explain_os_errors, quoted
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
@@ -329,9 +329,8 @@ def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]
     if not found and (words or texts):
         return [*words, *texts]
     hint = f"if this is a text: -t {quoted(found[0])}" if found else 'name a file; or give a text: -t "A text"'
-    if len([*words, *texts]) != 1:
-        where = found[0] if found else None
-        raise UsageError("expected one file, or - for standard input, or texts", where=where, hint=hint)
+    where = found[0] if found else None
+    expect(len([*words, *texts]) == 1, "expected one file, or - for standard input, or texts", where=where, hint=hint)
     path = Path(found[0]).expanduser()
     if found[0] != "-" and not path.exists():
         error = nothing_there(path)

@@ -28,7 +28,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import UsageError, as_path, names_of, quoted
+from bertworks.errors import UsageError, as_path, expect, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference import task_metrics
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
@@ -128,11 +128,10 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
     recipe = job.recipe
     seconds = forecast(job, job.device, processes) * trainings(job) / recipe.epochs  # of an epoch
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
-    if seconds > left:
-        needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
-        frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
-        what = f"a budget of {duration(budget)} is too short: an epoch takes about {duration(seconds)} on this machine"
-        raise UsageError(what, hint=f"--budget {needed}m{frozen}")
+    needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
+    frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
+    what = f"a budget of {duration(budget)} is too short: an epoch takes about {duration(seconds)} on this machine"
+    expect(seconds <= left, what, hint=f"--budget {needed}m{frozen}")
     if seconds * recipe.epochs <= left:  # 0 seconds: a linear head
         return job
     epochs = int(left / seconds)
@@ -358,9 +357,8 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     given = add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
     refuse_unused(method := options.get("method", "auto"), parse_overrides(given))
     if teacher := options.get("teacher"):
-        if method not in ("auto", "full"):
-            what = f"the method {method!r} does not use --teacher"
-            raise UsageError(what, hint="leave out --teacher; or --method full")
+        what = f"the method {method!r} does not use --teacher"
+        expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
         folder = as_path(teacher, "teacher")
         options |= {"method": "full", "teacher": absolute(folder) if folder.is_dir() else str(teacher)}
     model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))

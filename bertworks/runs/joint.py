@@ -13,7 +13,7 @@ import torch
 
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.config import option_of
-from bertworks.errors import UsageError, as_path
+from bertworks.errors import UsageError, as_path, expect
 from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.predictor import Predictor
@@ -50,16 +50,13 @@ def make_joint_request(
         if options.pop(name, None) not in (*neutral, None):
             word = option_of(name)
             raise UsageError(f"{word} is for one data set, not for a joint fine-tuning", hint=f"leave out {word}")
-    if not 0 <= mix < 1e6:
-        raise UsageError(f"mix is {mix}: expected 0 or more", hint="--mix 1")
+    expect(0 <= mix < 1e6, f"mix is {mix}: expected 0 or more", hint="--mix 1")
     pairs = [*data.items()] if isinstance(data, Mapping) else [(task_name(str(one)), one) for one in data]
-    if len(pairs) < 2:
-        raise UsageError("a joint fine-tuning needs two or more data sets", hint="leave out --joint")
+    expect(len(pairs) >= 2, "a joint fine-tuning needs two or more data sets", hint="leave out --joint")
     tasks = {}
     for name, one in pairs:
-        if name in tasks:
-            what = f"two data sets have the name {name!r}, which is that of their file or folder"
-            raise UsageError(what, hint="rename one of them")
+        what = f"two data sets have the name {name!r}, which is that of their file or folder"
+        expect(name not in tasks, what, hint="rename one of them")
         if not name or Path(name).name != name or name.startswith("."):
             raise UsageError(f"{name!r} is not a name of a task: expected one that a folder can have")
         tasks[name] = make_finetune_request(one, **{"recipe": "mt-dnn", **options}, method="full", validation="split")

@@ -11,7 +11,7 @@ from torch import nn
 
 from bertworks.batching.batch import Batch, BatchTarget, joint_sizes, joint_step
 from bertworks.checkpoints.resolve import TASKS
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.inference.task_metrics import format_metrics
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest
 from bertworks.runs.report import write_task_report
@@ -131,5 +131,4 @@ def _check(recipe: FinetuneRecipe) -> None:
     if recipe.epochs == 0:
         raise UsageError(f"the recipe {recipe.title} has no number of epochs for several tasks", hint="--epochs 5")
     for name in ("lstm_units", "cloze_steps", "lm_weight"):
-        if getattr(recipe, name) > 0:
-            raise UsageError(f"{name} is for one task, not for several", hint=f"--set {name}=0")
+        expect(getattr(recipe, name) <= 0, f"{name} is for one task, not for several", hint=f"--set {name}=0")

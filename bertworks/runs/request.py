@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder, weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.errors import UsageError, names_of
+from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.runs.prepare import read_pairs, read_text
@@ -169,9 +169,8 @@ def seconds_of(budget: str) -> float:
     words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
-    if not SHORTEST <= total < 1e9:
-        hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
-        raise UsageError(f"{budget!r} is not a budget", hint=hint)
+    hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
+    expect(SHORTEST <= total < 1e9, f"{budget!r} is not a budget", hint=hint)
     return total
 
 
@@ -200,8 +199,7 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
          "--set sampling.format=stream"),
     ]  # fmt: skip
     for holds, what, hint in rules:
-        if not holds:
-            raise UsageError(what, hint=hint)
+        expect(holds, what, hint=hint)
     if not c.languages and len(names) > 1:
         c = replace(c, languages=names, type_vocab_size=len(names))
     return replace(recipe, encoder=replace(c, language=""))

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError, UsageError, optional_import, several
+from bertworks.errors import BertworksError, UsageError, expect, optional_import, several
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import (
     END_OF_TEXT,
@@ -84,8 +84,7 @@ class VocabularyConfig:
             raise UsageError(what, hint="give --algorithm bpe --cased; or --special-tokens bert")
         if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
             raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", hint="choose a size like 30000")
-        if not 0 <= self.unused < self.size:
-            raise UsageError(f"unused {self.unused}: a number below the size is expected")
+        expect(0 <= self.unused < self.size, f"unused {self.unused}: a number below the size is expected")
         if not 0 < self.character_coverage <= 1:
             raise UsageError(f"character_coverage {self.character_coverage}: a fraction like 0.9995 is expected")
         if self.min_frequency < 1 or self.model_max_length < 3:
@@ -236,9 +235,8 @@ def _train(
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     else:
         alphabet = statistics.alphabet(config.character_coverage, config.size, marked=config.algorithm == "wordpiece")
-    if len(alphabet) > room:
-        hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
-        raise UsageError(f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)
+    hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
+    expect(len(alphabet) <= room, f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)
     model: models.Model
     if config.algorithm == "wordpiece":
         pieces = train_word_pieces(words, alphabet, room, min_frequency=least, progress=progress)
