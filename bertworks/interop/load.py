@@ -1,5 +1,6 @@
 """One object with all abilities of a model. Each ability is loaded when it is first used."""
 
+import tomllib
 from collections.abc import Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -22,18 +23,8 @@ from bertworks.io.tables import Data
 from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]
-_WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do instead
-    "embed": ("its hidden states were not exported", "export it again with --encoder, or load what it was made of"),
-    "explain": ("an exported model gives no attributions", "load the model that it was exported from"),
-    "fill": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
-    "generate": ("it reads in both directions", "use fill, with a mask in the text"),
-    "score": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
-    "detect": (
-        "it has no head for replaced tokens",
-        "load an ELECTRA discriminator: pretrain(..., recipe='electra')",
-    ),
-    "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
-}
+# What is missing, and what to do instead
+_WHY: dict[Ability, tuple[str, str]] = tomllib.loads(Path(__file__).with_name("abilities.toml").read_text("utf-8"))
 
 
 class LoadedModel:

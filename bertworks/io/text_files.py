@@ -57,18 +57,15 @@ COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], A
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
     ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
-FORMATS: dict[str, Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]] = {  # by suffix
-    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl",
-    ".json": "json", ".parquet": "parquet", ".pq": "parquet", ".txt": "text", ".text": "text",
-    ".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".bioes": "conll",
-}  # fmt: skip
+OTHER_FORMATS = tomllib.loads(Path(__file__).with_name("file_formats.toml").read_text(encoding="utf-8"))
+Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]
+FORMATS: dict[str, Format] = OTHER_FORMATS.pop("suffixes")
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 SOME_ENCODINGS = "cp1252, cp932, euc-kr, gb18030"
 _FREQUENT: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("encodings.toml").read_text("utf-8"))
-OTHER_FORMATS = tomllib.loads(Path(__file__).with_name("other_formats.toml").read_text(encoding="utf-8"))
 
 
 @dataclass

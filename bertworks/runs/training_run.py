@@ -24,7 +24,6 @@ from bertworks.events import Event, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.joint_job import JointJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown
 from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures, write_plans
@@ -46,7 +45,7 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob | JointJob, device: torch.device):
+    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device):
         self.folder, self.job, self.device = folder, job, device
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")

@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import re
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,17 +40,9 @@ from bertworks.training.device import THREADS, HeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    b"require-trusted-types-for 'script'; trusted-types 'none'"
-)
-HEADERS = [
-    (b"content-security-policy", POLICY),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-store"),
+HEADERS = [  # of all answers
+    (name.encode(), value.encode())
+    for name, value in tomllib.loads(Path(__file__).with_name("headers.toml").read_text(encoding="utf-8")).items()
 ]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
 # Upper bound of the bytes of a body -> threads that parse it, and others that write its answer: small requests need not
