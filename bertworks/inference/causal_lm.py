@@ -20,7 +20,7 @@ from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import BertworksError, UsageError, quoted, require
+from bertworks.errors import BertworksError, quoted, require
 from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, precision_for, prepared_encoder
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.cache import KeyValueCache
@@ -100,8 +100,6 @@ class CausalModel:
             UsageError: it is not a string.
             BertworksError: it has no tokens, or the network cannot read it and one more token.
         """
-        if not isinstance(text, str):
-            raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         ids = self.tokenizer.encode(text).ids
         ids = ids[: len(ids) - len(self.tokenizer.template.suffix)]
         require(ids, f"text {number} has no tokens: {text[:60]!r}", "", "begin it with a word")

@@ -19,7 +19,7 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
-from bertworks.errors import BertworksError, UsageError, expect, quoted, require, several
+from bertworks.errors import BertworksError, expect, quoted, require, several
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods
 from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
@@ -100,8 +100,6 @@ class Filler:
             UsageError: it is not a string.
             BertworksError: it has no mask.
         """
-        if not isinstance(text, str):
-            raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         t = self.tokenizer
         encoding = t.encode(text)
         ids = np.array(encoding.ids[t.template.inner(len(encoding.ids))], np.int64)
