@@ -107,9 +107,9 @@ class Request:
         ends = [next((end for end in Path(p).name.split(".")[:0:-1] if end in names), "") for p in self.parallel]
         if len({*filter(None, ends)}) == 2:
             return tuple(ends)
-        if len(names) != 2 or any(ends):
-            what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
-            raise UsageError(what, where=self.parallel[0], hint="name the files after them: pairs.en and pairs.de")
+        what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
+        hint = "name the files after them: pairs.en and pairs.de"
+        expect(len(names) == 2 and not any(ends), what, where=self.parallel[0], hint=hint)
         return tuple(names)
 
     @cached_property
@@ -144,18 +144,16 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     names, files = names_of(options.get("languages")), names_of(options.get("parallel"))
     options |= {"languages": names, "parallel": tuple(map(absolute, files))}
     if names or files:
-        if len(names) != len(sources) or not all(re.fullmatch(r"\w[\w-]*", name) for name in names):
-            what = (
-                f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
-            )
-            raise UsageError(what, hint="give --language once per input, such as en, in their order")
-        if any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources):
-            raise UsageError("languages are for files and folders of text", hint="write the text into a file")
-    paths = {
-        name: value if value and not is_model_name(value) else None for name, value in zip(_WITH_TOKENIZER, models)
-    }
-    paths |= {"tokenizer": models[0], "recipe": recipe if recipe and recipe.endswith(".toml") else None}
-    options |= {name: absolute(path) for name, path in paths.items() if path}
+        what = f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
+        is_good = len(names) == len(sources) and all(re.fullmatch(r"\w[\w-]*", name) for name in names)
+        expect(is_good, what, hint="give --language once per input, such as en, in their order")
+        is_text = not any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources)
+        expect(is_text, "languages are for files and folders of text", hint="write the text into a file")
+    for name, value in zip(_WITH_TOKENIZER, models, strict=True):
+        if value and (name == "tokenizer" or not is_model_name(value)):
+            options[name] = absolute(value)
+    if recipe and recipe.endswith(".toml"):
+        options["recipe"] = absolute(recipe)
     options["overrides"] = names_of(options.get("overrides"))
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
     options["budget"] = budget or (None if has_size else "1h")
