@@ -24,7 +24,7 @@ from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]
 # What is missing, and what to do instead
-_WHY: dict[Ability, tuple[str, str]] = tomllib.loads(Path(__file__).with_name("abilities.toml").read_text("utf-8"))
+_WHY: dict[str, Any] = tomllib.loads(Path(__file__).with_name("abilities.toml").read_text("utf-8"))
 
 
 class LoadedModel:

@@ -74,15 +74,12 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @property
-    def _others(self) -> str:
-        others = self.trained - self.parameters
-        return f", and {others:,} of the generator" if others else ""
-
     def __str__(self) -> str:
+        others = self.trained - self.parameters
+        more = f", and {others:,} of the generator" if others else ""
         return (
             f"recipe       {self.title}\n"
-            f"parameters   {self.parameters:,}{self._others}\n"
+            f"parameters   {self.parameters:,}{more}\n"
             f"memory       {self.memory / 1e9:.1f} GB\n"
             f"steps        {self.steps:,}\n"
             f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)\n"
