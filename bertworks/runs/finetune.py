@@ -168,10 +168,9 @@ def _train(
     if not processes.first:
         return None
     result, text = evaluate_on_dev(job, output, device, methods, baselines)
-    score = result["figures"][job.metric]
-    results = {"figures": result["figures"], "metric": job.metric, "score": score, "method": job.method}
-    results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
-    return text, done.fields | results | {"best": done.fields["best"] or {}}, job.recipe
+    names = ("figures", "metric", "score", "rows", "intervals", "calibration", "baselines")
+    results = {name: result[name] for name in names} | {"method": job.method, "best": done.fields["best"] or {}}
+    return text, done.fields | results, job.recipe
 
 
 def _fit(job: FinetuneJob, output: Path) -> Event:
@@ -219,6 +218,8 @@ def evaluate_on_dev(
         "weights_sha256": weights_sha256(folder),
         **results,
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
+        "metric": job.metric,
+        "score": results["figures"][job.metric],
         "calibration": reliability,
         "baselines": compared,
         "resamples": np.round(samples, 6).tolist(),
