@@ -168,9 +168,9 @@ def _train(
     if not processes.first:
         return None
     result, text = evaluate_on_dev(job, output, device, methods, baselines)
-    names = ("figures", "metric", "score", "rows", "intervals", "calibration", "baselines")
-    results = {name: result[name] for name in names} | {"method": job.method, "best": done.fields["best"] or {}}
-    return text, done.fields | results, job.recipe
+    results = {name: result[name] for name in ("figures", "metric", "score")} | {"method": job.method}
+    results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
+    return text, done.fields | results | {"best": done.fields["best"] or {}}, job.recipe
 
 
 def _fit(job: FinetuneJob, output: Path) -> Event:
