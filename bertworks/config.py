@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from bertworks.errors import UsageError, names_of
+from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
@@ -69,10 +69,9 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
             return read_small(Path(name), _LARGEST_RECIPE).decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             raise UsageError("this is not a text in UTF-8", where=name, hint="save it as UTF-8") from error
-    if name not in known:
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
-        raise UsageError(f"there is no {what} called {name!r}", hint=hint)
+    near = get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+    expect(name in known, f"there is no {what} called {name!r}", hint=hint)
     return known[name]
 
 
@@ -132,9 +131,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in names_of(overrides):
         name, equals, text = word.partition("=")
-        if not equals or not name:
-            hint = "write it as table.field=value, as in optimizer.learning_rate=1e-3"
-            raise UsageError(f"{word!r} sets nothing", hint=hint)
+        hint = "write it as table.field=value, as in optimizer.learning_rate=1e-3"
+        expect(equals and name, f"{word!r} sets nothing", hint=hint)
         try:
             value = tomllib.loads(f"x = {text}")["x"]
         except (ValueError, RecursionError):
@@ -229,8 +227,7 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
     if is_dataclass(kind):
         return cast(T, _build_dataclass(kind, value, where, at, whole or kind))
     if origin is Literal:
-        if value not in choices:
-            raise UsageError(f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
+        expect(value in choices, f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
         return cast(T, value)
     if origin in (Union, UnionType):  # TOML has no null
         kinds = [c for c in choices if c is not NoneType]

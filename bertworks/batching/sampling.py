@@ -19,7 +19,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bertworks.config import Positive, Range, Settings
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, expect
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template
 
@@ -114,9 +114,8 @@ class Sampler(ABC):
 
     def __init__(self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int):
         special = template.num_special(self.segments)
-        if max_length < special + self.segments:
-            what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
-            raise UsageError(f"{what} {special + self.segments}")
+        what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
+        expect(max_length >= special + self.segments, f"{what} {special + self.segments}")
         self.store, self.config, self.max_length, self.template, self.seed = store, c, max_length, template, seed
         self.room = max_length - special
         self.plan: Plan = np.zeros((0, self.columns), np.int64)

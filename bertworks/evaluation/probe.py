@@ -15,7 +15,7 @@ import torch
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import shortened
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
-from bertworks.errors import UsageError, as_path, require
+from bertworks.errors import UsageError, as_path, expect, require
 from bertworks.events import Event, printable
 from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
 from bertworks.inference.word_states import (
@@ -92,14 +92,12 @@ def evaluate_probe(
     if output is not None:
         refuse_not_empty(as_path(output).expanduser())
     for name, value, least in (("rank", rank, 0), ("epochs", epochs, 1), ("sample", sample, 0), ("seeds", seeds, 1)):
-        if value < least:
-            raise UsageError(f"{name} is {value}: expected {least} or more")
+        expect(value >= least, f"{name} is {value}: expected {least} or more")
     bank = read_treebank(data)
     yield from (Event("note", note) for note in bank.notes)
     source = open_model(model, device)
-    if source.exported:
-        hint = "use the model that was exported"
-        raise UsageError("an exported model has only its last layer", where=str(source.within), hint=hint)
+    hint = "use the model that was exported"
+    expect(not source.exported, "an exported model has only its last layer", where=source.within, hint=hint)
     numbers, seed_range = _layers(layers, source.config.num_hidden_layers), range(seed, seed + seeds)
     if rank > (width := source.config.hidden_size):
         raise UsageError(f"the rank is {rank}: a probe of this model has at most {width} rows, its width")
@@ -127,11 +125,9 @@ def _layers(layers: str | Sequence[int], count: int) -> list[int]:
     numbers = set[int]()
     for part in layers.split(",") if isinstance(layers, str) else map(str, layers):
         first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise UsageError(f"{part!r} is no layer", hint=hint)
+        expect(first.isdecimal() and (last.isdecimal() or not dash), f"{part!r} is no layer", hint=hint)
         numbers.update(range(int(first), int(last or first) + 1) or [count + 1])
-    if not numbers or max(numbers) > count:
-        raise UsageError(f"the model has no such layers: {layers}", hint=hint)
+    expect(numbers and max(numbers) <= count, f"the model has no such layers: {layers}", hint=hint)
     return sorted(numbers)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from bertworks.errors import check
+
 LIMITS = {  # beyond these a configuration is a mistake or an attack, not a model
     "vocab_size": 4_000_000,
     "hidden_size": 65_536,
@@ -98,8 +100,8 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
             value, least = getattr(self, name), int(name not in _MAY_BE_0)
-            if type(value) is not int or not least <= value <= limit:
-                raise ValueError(f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
+            is_valid = type(value) is int and least <= value <= limit
+            check(is_valid, f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
         rules = [
             (self.hidden_size % self.num_attention_heads == 0,
              "hidden_size {hidden_size} does not divide into {num_attention_heads} attention heads"),
@@ -122,8 +124,7 @@ class EncoderConfig:
              "pooler {pooler!r} with direction 'right_to_left': the last token has read nothing; use 'first_tanh'"),
         ]  # fmt: skip
         for holds, message in rules:
-            if not holds:
-                raise ValueError(message.format_map(vars(self)))
+            check(holds, message.format_map(vars(self)))
 
     @property
     def ffn_size(self) -> int:

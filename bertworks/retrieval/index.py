@@ -18,7 +18,7 @@ import torch
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
-from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
@@ -174,8 +174,7 @@ class Index(Documents):
         """
         if not isinstance(query, str):
             raise UsageError(f"expected one query, not {query!r:.60}", hint="search each query on its own")
-        if k < 1:
-            raise UsageError(f"k is {k}: expected 1 or more")
+        expect(k >= 1, f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):
             raise UsageError(f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}")
         reranker = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank

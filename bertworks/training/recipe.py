@@ -23,7 +23,7 @@ from bertworks.config import (
     parse_as,
     read_recipe_text,
 )
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, check
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
@@ -177,8 +177,7 @@ class Recipe(Settings):
             (rate > 0, "optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose"),
         ]  # fmt: skip
         for holds, message in rules:
-            if not holds:
-                raise ValueError(message)
+            check(holds, message)
         if "replaced_token" in kinds:
             c.generator(self.generator_size)  # refuses sizes without meaning
 
@@ -364,8 +363,7 @@ class FinetuneRecipe(Settings):
              "lm_weight with lstm_units: expected one of them above 0"),
         ]  # fmt: skip
         for holds, message in rules:
-            if not holds:
-                raise ValueError(message)
+            check(holds, message)
 
 
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS
