@@ -24,7 +24,7 @@ from bertworks.evaluation.probe import evaluate_probe
 from bertworks.inference import word_states
 from bertworks.inference.engine import open_model
 from bertworks.inference.word_states import check_room, read_words, states_file, write_word_states
-from bertworks.metrics.intervals import interval_of_mean, paired_difference, ratio_sums, resampled
+from bertworks.metrics.intervals import difference, interval_of_mean, paired_difference, ratio_sums, resampled
 from bertworks.metrics.trees import GoldTree, tree_metrics
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
@@ -74,12 +74,8 @@ def test_the_loss_is_that_of_the_paper(kind: str):
 
 def trained(*arguments) -> probes.Probe:
     """The probe at the end of its training."""
-    epochs = train_probe(*arguments)
-    while True:
-        try:
-            next(epochs)
-        except StopIteration as stop:
-            return stop.value
+    *_, (_, probe) = train_probe(*arguments)
+    return probe
 
 
 def planted(count: int, seed: int = 0) -> tuple[WordStates, list[GoldTree]]:
@@ -300,10 +296,10 @@ def test_figures_baselines_and_files(model: Path, bank: Path, tmp_path: Path):
 def test_differences_are_paired_by_sentence():
     rng = np.random.default_rng(0)
     first, second = (ratio_sums(rng.integers(0, most, 50), np.full(50, 5)) for most in (5, 4))
-    difference = evaluation._difference(first, second)
+    change = difference(first, second)
     value, interval = paired_difference(first, second)
-    assert difference.value == pytest.approx(value)
-    assert interval_of_mean([difference.value], [resampled(difference)]) == pytest.approx(interval)
+    assert change.value == value == pytest.approx(first.value - second.value)
+    assert interval_of_mean([change.value], [resampled(change)]) == pytest.approx(interval)
 
 
 def test_the_same_call_gives_the_same_figures(model: Path, bank: Path):

@@ -235,20 +235,17 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         hint = 'choose a folder with such a "model_type" in its config.json (for files of Google add "bert")'
         raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
     family = FAMILIES[name]
-    for name, value in family.required.items():
-        what = f"{name} is {settings.get(name)!r:.60}: only {value!r} is supported for {family.default.family}"
+    for name, value in {**family.required, **dict.fromkeys(family.required_null)}.items():
+        supported = "null" if value is None else repr(value)
+        what = f"{name} is {settings.get(name)!r:.60}: only {supported} is supported for {family.default.family}"
         require(settings.get(name, value) == value, what, where)
-    for name in family.required_null:
-        what = f"{name} is {settings.get(name)!r:.60}: only null is supported for {family.default.family}"
-        require(settings.get(name) is None, what, where)
     decoder = settings.get("is_decoder", False)
     what = f"is_decoder is {decoder!r:.60}: expected true or false"
     require(not family.decoder or type(decoder) is bool, what, where, _CORRECT)
     values: dict[str, Any] = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     for theirs, ours in family.settings.items():
         default = getattr(family.default, ours)
-        value = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
-        values[ours] = value
+        values[ours] = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
     values["max_position_embeddings"] -= family.unused_positions
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
     if values["direction"] == "left_to_right" and values["pooler"] == "first":

@@ -78,12 +78,23 @@ def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Inter
     return middle(means)
 
 
+def mean_of_runs(runs: Sequence[RowSums]) -> tuple[float, Interval]:
+    """The mean of several trainings, each measured on the same rows, and its interval."""
+    values = [run.value for run in runs]
+    return float(np.mean(values)), interval_of_mean(values, list(map(resampled, runs)))
+
+
 def paired_difference(metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()) -> tuple[float, Interval]:
     """metric - other, on the same rows, and the interval of the difference."""
+    both = difference(metric, other)
+    return both.value, middle(resampled(both, groups))
+
+
+def difference(metric: RowSums, other: RowSums) -> RowSums:
+    """metric - other, on the same rows."""
     width = metric.rows.shape[1]
     rows = np.concatenate([metric.rows, other.rows], 1)
-    both = RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
-    return both.value, middle(resampled(both, groups))
+    return RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:

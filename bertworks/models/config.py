@@ -7,21 +7,17 @@
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bertworks.errors import check
 
-LIMITS = {  # beyond these a configuration is a mistake or an attack, not a model
-    "vocab_size": 4_000_000,
-    "hidden_size": 65_536,
-    "embedding_size": 65_536,
-    "num_hidden_layers": 1_024,
-    "num_hidden_groups": 1_024,
-    "num_attention_heads": 1_024,
-    "intermediate_size": 524_288,
-    "max_position_embeddings": 1_048_576,
-    "type_vocab_size": 65_536,
-}
+
+def _read_table(name: str) -> dict[str, Any]:
+    """The content of a TOML file beside this module."""
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+LIMITS: dict[str, int] = _read_table("limits.toml")  # the largest values of fields of a network
 _MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
 
 Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
@@ -189,7 +185,7 @@ class EncoderConfig:
 
 def _read_presets() -> dict[str, EncoderConfig]:
     """Those of presets.toml. `like` in one names another, of which it takes what it does not have itself."""
-    tables = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+    tables = _read_table("presets.toml")
     return {name: EncoderConfig(**tables.get(table.pop("like", ""), {}) | table) for name, table in tables.items()}
 
 

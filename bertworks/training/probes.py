@@ -6,7 +6,7 @@
 - `predictions`: a matrix and words -> distances or depths
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -80,9 +80,9 @@ def probe_outputs(matrix: Tensor, x: Tensor, kind: ProbeKind) -> Tensor:
 def train_probe(
     words: WordStates, gold: Sequence[NDArray[Any]], train: Sequence[int], dev: Sequence[int], settings: ProbeSettings,
     device: torch.device | str = "cpu",
-) -> Generator[float, None, Probe]:  # fmt: skip
-    """Yield the loss on dev after each epoch: L1, divided by the number of pairs (depths: words) of each sentence, the
-    mean over sentences. Return the probe with the smallest one.
+) -> Iterator[tuple[float, Probe]]:  # fmt: skip
+    """Yield after each epoch the loss on dev, L1, divided by the number of pairs (depths: words) of each sentence, the
+    mean over sentences; and the probe with the smallest one so far.
 
     Adam with batches of 20 sentences of similar lengths. The learning rate falls to a tenth after each epoch without a
     smaller loss on dev, and 5 epochs without a gain of 1e-4 end the training (john-hewitt/structural-probes,
@@ -107,12 +107,11 @@ def train_probe(
             losses = [float(_loss(matrix, words, gold, part, s.kind)) for part in _by_length(words, dev)]
         scheduler.step(sum(losses))
         loss = sum(losses) / len(dev)
-        yield loss
         if loss < best.dev_loss - _GAIN:
             best = Probe(matrix.detach().clone(), loss, epoch + 1)
-        elif epoch + 1 - best.epochs >= _PATIENCE:
+        yield loss, best._replace(epochs=epoch + 1)
+        if epoch + 1 - best.epochs >= _PATIENCE:
             break
-    return best._replace(epochs=epoch + 1)
 
 
 def _epoch(lengths: NDArray[np.int64], seed: int, epoch: int) -> Iterator[list[int]]:

@@ -12,17 +12,7 @@ from typing import Annotated, Literal, cast
 
 from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import FORMATS, SamplingConfig
-from bertworks.config import (
-    AboveZero,
-    NotNegative,
-    Positive,
-    Range,
-    Settings,
-    Size,
-    SizeOrZero,
-    parse_as,
-    read_recipe_text,
-)
+from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, Size, SizeOrZero, read_as
 from bertworks.errors import UsageError, check
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
@@ -257,7 +247,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
     """
-    return parse_as(Recipe, read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
+    return read_as(Recipe, name, "recipe", packaged_recipes(), overrides)
 
 
 def family_recipe(name: str | None) -> Recipe | None:
@@ -380,8 +370,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    text = read_recipe_text(name, "fine-tuning recipe", packaged_recipes("finetuning"))
-    return parse_as(FinetuneRecipe, text, name, overrides)
+    return read_as(FinetuneRecipe, name, "fine-tuning recipe", packaged_recipes("finetuning"), overrides)
 
 
 def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
