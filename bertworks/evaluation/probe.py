@@ -35,7 +35,7 @@ from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.reports import svg
 from bertworks.reports.svg import Series
 from bertworks.training.device import choose_device
-from bertworks.training.probes import ProbeKind, ProbeSettings, WordStates, predictions, train_probe
+from bertworks.training.probes import ProbeKind, WordStates, predictions, train_probe
 
 FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
 _KINDS: tuple[ProbeKind, ...] = ("distance", "depth")
@@ -232,8 +232,8 @@ def _probed(words: WordStates, work: _Work, seed: int, name: str) -> Generator[E
     data, outputs = work.data, dict[ProbeKind, Any]()
     for kind in _KINDS:
         gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
-        settings = ProbeSettings(kind=kind, rank=work.rank, epochs=work.epochs, seed=seed)
-        for loss, probe in train_probe(words, gold, data.train, data.dev, settings, work.device):
+        settings = {"rank": work.rank, "epochs": work.epochs, "seed": seed, "device": work.device}
+        for loss, probe in train_probe(words, gold, data.train, data.dev, kind=kind, **settings):
             text = f"{name}, {kind} probe: epoch {probe.epochs} of at most {work.epochs}, loss on dev {loss:.4f}"
             fields = {"stage": "probe", "what": "epochs", "amount": probe.epochs, "of": work.epochs}
             yield Event("stage", text, fields)
