@@ -56,6 +56,11 @@ class Settings:
                     raise ValueError(f"{name} is {value!r}: expected {limit.expected}")
 
 
+def packaged_table(module: str, name: str) -> dict[str, Any]:
+    """The content of a TOML file of the package, beside a module. module: its `__file__`."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
 def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
     """The TOML text of a file, or of a name that is known. what: it is called in messages.
 

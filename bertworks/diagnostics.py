@@ -10,7 +10,6 @@ import re
 import shutil
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +18,14 @@ from typing import Any
 import torch
 
 import bertworks
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
 from bertworks.io.processes import allowed_cpus, cpu_quota, group_folders, read_system_file
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.pretrain import pretrain
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul
 
-_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("diagnostics.toml").read_text(encoding="utf-8"))
+_TABLES = packaged_table(__file__, "diagnostics.toml")
 _EXTRAS: dict[str, tuple[str, str]] = _TABLES["extras"]
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _REPORT = "please report this with the lines above"

@@ -138,10 +138,8 @@ class ModelFolder:
 
 def with_language(config: EncoderConfig, language: str) -> EncoderConfig:
     """The network for texts in a language. UsageError: it does not have it."""
-    if language not in config.languages:
-        raise UsageError(
-            f"the model has no language {language!r}", hint=f"it has {', '.join(config.languages) or 'none'}"
-        )
+    hint = f"it has {', '.join(config.languages) or 'none'}"
+    expect(language in config.languages, f"the model has no language {language!r}", hint=hint)
     return replace(config, language=language)
 
 

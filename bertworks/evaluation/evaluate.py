@@ -11,7 +11,7 @@ import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,7 +20,7 @@ import numpy as np
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
-from bertworks.batching.sampling import FORMATS, Format
+from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
@@ -58,6 +58,7 @@ from bertworks.training.objectives import PretrainingModel, figures, heads_of
 from bertworks.training.recipe import ObjectiveKind
 
 _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
+_BLIMP = "give BLiMP's files: sentence_good, sentence_bad, UID"
 _REPORT_INTERVAL = 200  # pairs between two lines of progress
 Pair = Mapping[str, Any]  # a row of BLiMP
 
@@ -124,9 +125,8 @@ def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
     hint = "name a file like dev-v1.1.json or dev-v2.0.json"
     require(reader.kind == "squad", "this is not in the format of SQuAD", reader.name, hint)
     for values, where, _ in reader:
-        if values["answers"] is None:
-            what = f"the question {values['id']!r} has no gold answers, not even an empty list"
-            raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
+        what = f"the question {values['id']!r} has no gold answers, not even an empty list"
+        require(values["answers"] is not None, what, where, "name a dev file: test files have no answers")
     return [row.values for row in reader]
 
 
@@ -190,7 +190,8 @@ def evaluate_mlm(
         store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
-        format = _format_for(parts) if len(every) >= 2 and follows else "full_sentences"
+        formats = [name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= parts]
+        format = formats[0] if len(every) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
         network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
         most = sequences or 1 << 40
@@ -213,12 +214,6 @@ def network_of(config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Map
     network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
     network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
     return network
-
-
-def _format_for(parts: Collection[str]) -> Format:
-    """The format of sequences with the targets of the heads that a model has; those of `FORMATS` without pairs have
-    none."""
-    return next(name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= {*parts})
 
 
 def evaluate_sts(
@@ -400,9 +395,8 @@ def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:
     for file in sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]:
         for row in RowReader(file):
             for column in _PAIR_COLUMNS:
-                if not isinstance(row.values.get(column), str):
-                    hint = "give BLiMP's files: sentence_good, sentence_bad, UID"
-                    raise BertworksError(f"no text in the field {column!r}", where=row.where, hint=hint)
+                is_text = isinstance(row.values.get(column), str)
+                require(is_text, f"no text in the field {column!r}", row.where, _BLIMP)
             paradigms[row.values["UID"]].append(row.values)
     require(paradigms, "no pairs of sentences", data, "name a .jsonl file of BLiMP")
     for pairs in paradigms.values():

@@ -6,13 +6,13 @@
 - `evaluate_glue`: fine-tuning on all tasks, the table, the files for the leaderboard
 """
 
-import tomllib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertworks.checkpoints.model_card import render_table
+from bertworks.config import packaged_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError, as_path, names_of, require
@@ -83,7 +83,7 @@ class GlueTask(NamedTuple):
         )
 
 
-_CONTENT = tomllib.loads(Path(__file__).with_name("glue.toml").read_text(encoding="utf-8"))
+_CONTENT = packaged_table(__file__, "glue.toml")
 GLUE = tuple(GlueTask(**task) for task in _CONTENT["tasks"])
 PUBLISHED: list[dict[str, Any]] = _CONTENT["published"]
 

@@ -21,7 +21,7 @@ from bertworks.errors import UsageError, require
 from bertworks.evaluation.evaluate import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
-from bertworks.metrics.intervals import Array, RowSums, ratio, resampled
+from bertworks.metrics.intervals import Array, RowSums, mean_sums, ratio, resampled
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
 from bertworks.runs.run_folder import BITS
@@ -133,8 +133,8 @@ def measure_pairs(
 ) -> Measuring:
     """How often the nearest sentence is the translation, see `evaluate_pairs`. The pairs are the rows."""
     yield Event("stage", "translations by the nearest vector", {"stage": "pairs"})
-    hits = np.array(evaluate_pairs(arm.model, files, languages=languages, device=arm.device)["correct"][direction])
-    metric = RowSums(np.stack([hits, np.ones_like(hits)], 1).astype(float), lambda sums: ratio(sums[:, 0], sums[:, 1]))
+    found = evaluate_pairs(arm.model, files, languages=languages, device=arm.device)
+    metric = mean_sums(found["correct"][direction])
     return Measured(metric.value, np.round(resampled(metric), 8).tolist())
 
 

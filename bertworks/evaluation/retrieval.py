@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch
@@ -21,7 +22,7 @@ from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, as_path, expect, require
 from bertworks.events import Event
-from bertworks.inference.embed import normalized
+from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import ReadOptions, as_text
@@ -226,12 +227,12 @@ def evaluate_pairs(
         units = [[Example(np.array(one.ids), np.array(one.type_ids), {})] for one in encoded]
         sides.append(normalized(np.concatenate(compute_each(encoder, compute, units, (source.config.hidden_size,)))))
     first, second = sides
-    numbers, blocks = np.arange(len(pairs)), range(0, len(pairs), 1024)
-    directions = {"forward": (first, second), "backward": (second, first)}
-    correct = {
-        name: np.concatenate([(a[n : n + 1024] @ b.T).argmax(1) for n in blocks]) == numbers
-        for name, (a, b) in directions.items()
-    }
+
+    def found(a: Vectors, b: Vectors) -> NDArray[np.bool_]:
+        nearest = [(a[n : n + 1024] @ b.T).argmax(1) for n in range(0, len(a), 1024)]
+        return np.concatenate(nearest) == np.arange(len(a))
+
+    correct = {"forward": found(first, second), "backward": found(second, first)}
     figures = {name: float(hits.mean()) for name, hits in correct.items()}
     intervals = {name: wilson_interval(float(hits.sum()), len(hits)) for name, hits in correct.items()}
     shown = {name: hits.tolist() for name, hits in correct.items()}

@@ -18,7 +18,6 @@ Rows that belong together (questions on a context, sentences of a document) are 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,12 +155,8 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
         x, y = numbers[:, wrong[0]]
         raise BertworksError(f"target {x}, prediction {y}: not a number", where=f"row {wrong[0] + 1}")
     squares = mean_sums(np.square(numbers[0] - numbers[1]).tolist())
-    rmse = RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))
-    return {
-        "pearson": _correlation_sums(numbers),
-        "spearman": _correlation_sums(rankdata(numbers, axis=1)),
-        "rmse": rmse,
-    }
+    result = {"pearson": _correlation_sums(numbers), "spearman": _correlation_sums(rankdata(numbers, axis=1))}
+    return result | {"rmse": RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))}
 
 
 def _correlation_sums(numbers: Array) -> RowSums:
@@ -179,11 +174,8 @@ def _correlation(sums: Array) -> Array:
 def count_sums(counts: Array) -> dict[str, RowSums]:
     """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels]."""
     rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
-
-    def of_sums(score: Callable[[Array], Array], sums: Array) -> Array:
-        return score(sums.reshape(len(sums), *shape))
-
-    return {name: RowSums(rows, partial(of_sums, score)) for name, score in _COUNT_METRICS.items()}
+    scores = _COUNT_METRICS.items()
+    return {name: RowSums(rows, lambda x, score=score: score(x.reshape(len(x), *shape))) for name, score in scores}
 
 
 def _macro_f1(counts: Array) -> Array:

@@ -11,13 +11,8 @@ from typing import Any, Literal
 
 from bertworks.errors import check
 
-
-def _read_table(name: str) -> dict[str, Any]:
-    """The content of a TOML file beside this module."""
-    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-
-
-LIMITS: dict[str, int] = _read_table("limits.toml")  # the largest values of fields of a network
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+LIMITS: dict[str, int] = _TABLES.pop("limits")  # the largest values of fields of a network
 _MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
 
 Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
@@ -183,12 +178,7 @@ class EncoderConfig:
         return 3 * (self.num_hidden_layers * block + projection - saved + predictions * head)
 
 
-def _read_presets() -> dict[str, EncoderConfig]:
-    """Those of presets.toml. `like` in one names another, of which it takes what it does not have itself."""
-    tables = _read_table("presets.toml")
-    return {name: EncoderConfig(**tables.get(table.pop("like", ""), {}) | table) for name, table in tables.items()}
-
-
 BERT = EncoderConfig()
-PRESETS = _read_presets()
+# `like` in a preset names another one, of which it takes what it does not have itself.
+PRESETS = {name: EncoderConfig(**_TABLES.get(table.pop("like", ""), {}) | table) for name, table in _TABLES.items()}
 BERT_SIZES = {name.removeprefix("bert-"): c for name, c in PRESETS.items() if name.startswith("bert-")}

@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
@@ -348,7 +348,8 @@ def index_file(
             kept = [(row, text) for row, text in portion if text]
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            fields = [_fields(row, {id_column, *columns} - {title}) for row, _ in kept]
+            used = {id_column, *columns} - {title}
+            fields = [{name: row.values[name] for name in row.values if name not in used} for row, _ in kept]
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
@@ -375,10 +376,6 @@ def _done(index: Index, what: str, replaced: int) -> Event:
     more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
     fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced}
     return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
-
-
-def _fields(row: Row, used: Container[str | None]) -> dict[str, Any]:
-    return {name: value for name, value in row.values.items() if name not in used}
 
 
 def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:

@@ -363,9 +363,8 @@ class Documents:
             with suppress(RuntimeError):  # no file, or damage
                 graph = faiss.read_index(str(path))
             shape = self.edges[len(covered)], self.manifest.dimension
-            if not isinstance(graph, faiss.IndexHNSWFlat) or (graph.ntotal, graph.d) != shape:
-                what = "this is no graph of these documents"
-                raise BertworksError(what, where=str(path), hint=f"make it again: {hint}")
+            is_theirs = isinstance(graph, faiss.IndexHNSWFlat) and (graph.ntotal, graph.d) == shape
+            require(is_theirs, "this is no graph of these documents", path, f"make it again: {hint}")
             self._graph = covered, graph
         graph = self._graph[1]
         graph.hnsw.efSearch = max(_GRAPH_WIDTH, k)

@@ -6,14 +6,12 @@
 """
 
 import math
-import tomllib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -23,6 +21,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Masker, NextTokens
 from bertworks.batching.sampling import FORMATS, Target, TokenSequence
+from bertworks.config import packaged_table
 from bertworks.errors import UsageError
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
@@ -72,10 +71,7 @@ class SizePreset(NamedTuple):
     initializer_range: float
 
 
-SIZE_PRESETS = [
-    SizePreset(**preset)
-    for preset in tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))["presets"]
-]
+SIZE_PRESETS = [SizePreset(**preset) for preset in packaged_table(__file__, "sizes.toml")["presets"]]
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
 # Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short

@@ -207,9 +207,8 @@ class Recipe(Settings):
         if "replaced_token" not in self.weights:
             return self.encoder.flops_per_token(sequence_length, self.predictions, finished)
         generator = self.encoder.generator(self.generator_size)
-        return generator.flops_per_token(sequence_length, self.predictions, finished) + self.encoder.flops_per_token(
-            sequence_length, 0.0
-        )
+        encoder = self.encoder.flops_per_token(sequence_length, 0.0)
+        return generator.flops_per_token(sequence_length, self.predictions, finished) + encoder
 
     def training_flops(self) -> float:
         """Matrix-product operations of the whole training."""
