@@ -17,7 +17,7 @@ from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import check_components, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import UsageError, require
+from bertworks.errors import expect, require
 from bertworks.evaluation.evaluate import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
@@ -83,8 +83,7 @@ def measure_held_out(
     kind: ObjectiveKind = "masked_lm"
     if predict == "pairs":
         kind = "sentence_order" if "sentence_order" in component_names(state) else "next_sentence"
-        if not FORMATS[format].targets:
-            raise UsageError(f"sequences of the format {format!r} have no pairs", hint="name next_sentence")
+        expect(FORMATS[format].targets, f"sequences of the format {format!r} have no pairs", hint="name next_sentence")
     check_components(component_names(state), set(heads_of([kind])), path)
     network = network_of(config, [kind], state).to(choose_device(arm.device))
     store, rows = split_long_documents(shards), []
@@ -121,9 +120,8 @@ def measure_training(arm: Arm, *, figure: str) -> Measuring:
     Raises:
         UsageError: it has no such figure.
     """
-    if figure not in arm.facts:
-        what = f"the training of {arm.model} has no figure {figure!r}"
-        raise UsageError(what, hint=f"name one of {', '.join(arm.facts)}")
+    what = f"the training of {arm.model} has no figure {figure!r}"
+    expect(figure in arm.facts, what, hint=f"name one of {', '.join(arm.facts)}")
     yield Event("stage", figure, {"stage": "training"})
     return Measured(arm.facts[figure], [])
 
