@@ -232,7 +232,7 @@ def _probed(words: WordStates, work: _Work, seed: int, name: str) -> Generator[E
     data, outputs = work.data, dict[ProbeKind, Any]()
     for kind in _KINDS:
         gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
-        settings = {"rank": work.rank, "epochs": work.epochs, "seed": seed, "device": work.device}
+        settings: dict[str, Any] = {"rank": work.rank, "epochs": work.epochs, "seed": seed, "device": work.device}
         for loss, probe in train_probe(words, gold, data.train, data.dev, kind=kind, **settings):
             text = f"{name}, {kind} probe: epoch {probe.epochs} of at most {work.epochs}, loss on dev {loss:.4f}"
             fields = {"stage": "probe", "what": "epochs", "amount": probe.epochs, "of": work.epochs}

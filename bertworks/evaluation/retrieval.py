@@ -230,7 +230,7 @@ def evaluate_pairs(
 
     def found(a: Vectors, b: Vectors) -> NDArray[np.bool_]:
         nearest = [(a[n : n + 1024] @ b.T).argmax(1) for n in range(0, len(a), 1024)]
-        return np.concatenate(nearest) == np.arange(len(a))
+        return np.concatenate(nearest) == np.arange(len(a))  # type: ignore[no-any-return]
 
     correct = {"forward": found(first, second), "backward": found(second, first)}
     figures = {name: float(hits.mean()) for name, hits in correct.items()}

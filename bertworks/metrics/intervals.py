@@ -174,8 +174,11 @@ def _correlation(sums: Array) -> Array:
 def count_sums(counts: Array) -> dict[str, RowSums]:
     """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels]."""
     rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
-    scores = _COUNT_METRICS.items()
-    return {name: RowSums(rows, lambda x, score=score: score(x.reshape(len(x), *shape))) for name, score in scores}
+
+    def metric(score: Callable[[Array], Array]) -> RowSums:
+        return RowSums(rows, lambda sums: score(sums.reshape(len(sums), *shape)))
+
+    return {name: metric(score) for name, score in _COUNT_METRICS.items()}
 
 
 def _macro_f1(counts: Array) -> Array:

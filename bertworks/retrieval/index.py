@@ -345,10 +345,9 @@ def index_file(
         for portion in portions(islice(rows, done, None), lambda pair: len(pair[1])):
             if not done:
                 yield from index.embedder.examples(((row.where, text) for row, text in portion), *DOCUMENT_PROMPTS)
-            kept = [(row, text) for row, text in portion if text]
+            kept, used = [pair for pair in portion if pair[1]], {id_column, *columns} - {title}
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            used = {id_column, *columns} - {title}
             fields = [{name: row.values[name] for name in row.values if name not in used} for row, _ in kept]
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})

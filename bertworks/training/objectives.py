@@ -10,7 +10,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -359,29 +359,22 @@ class PretrainingModel(TrainableModel):
             masked, input_ids, replaced = self.replace_tokens(batch)
             states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
             return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
-        kinds = self._present(batch)
-        if not TEACHER_OBJECTIVES.isdisjoint(kinds):
-            return self._distil(batch)
-        positions = [self._positions(kind, batch) for kind in kinds]
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, torch.cat(positions))[-1]
-        parts = states.split([len(rows) for rows in positions])
-        return {
-            kind: OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
-            for kind, part in zip(kinds, parts, strict=True)
-        }
-
-    def _distil(self, batch: Batch) -> dict[str, LossSum]:
-        """The losses if some of them read the last states of all tokens, and those of a teacher."""
-        assert self.teacher is not None
-        teacher = self.teacher(batch)
-        states, losses = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1], {}
-        for kind in self._present(batch):
-            if kind in TEACHER_OBJECTIVES:
-                losses[kind] = OBJECTIVES[kind].loss(self, states, teacher)
-            else:
-                part = states.index_select(0, self._positions(kind, batch))
-                losses[kind] = OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
-        return losses
+        kinds, inputs = self._present(batch), (batch.input_ids, batch.layout, batch.token_type_ids)
+        read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
+        if TEACHER_OBJECTIVES.isdisjoint(kinds):
+            positions = [self._positions(kind, batch) for kind in kinds]
+            parts = self.encoder(*inputs, torch.cat(positions))[-1].split([len(rows) for rows in positions])
+            read = ((part, batch.targets[kind].labels) for kind, part in zip(kinds, parts, strict=True))
+        else:  # some losses read the last states of all tokens, and those of a teacher
+            assert self.teacher is not None
+            teacher, states = self.teacher(batch), self.encoder(*inputs)[-1]
+            read = (
+                (states, teacher)
+                if kind in TEACHER_OBJECTIVES
+                else (states.index_select(0, self._positions(kind, batch)), batch.targets[kind].labels)
+                for kind in kinds
+            )
+        return {kind: OBJECTIVES[kind].loss(self, *one) for kind, one in zip(kinds, read, strict=True)}
 
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the logits of the vocabulary at the masked tokens."""
