@@ -18,7 +18,6 @@ Rows that belong together (questions on a context, sentences of a document) are 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,12 +77,23 @@ def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Inter
     return middle(means)
 
 
+def mean_of_runs(runs: Sequence[RowSums]) -> tuple[float, Interval]:
+    """The mean of several trainings, each measured on the same rows, and its interval."""
+    values = [run.value for run in runs]
+    return float(np.mean(values)), interval_of_mean(values, list(map(resampled, runs)))
+
+
 def paired_difference(metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()) -> tuple[float, Interval]:
     """metric - other, on the same rows, and the interval of the difference."""
+    both = difference(metric, other)
+    return both.value, middle(resampled(both, groups))
+
+
+def difference(metric: RowSums, other: RowSums) -> RowSums:
+    """metric - other, on the same rows."""
     width = metric.rows.shape[1]
     rows = np.concatenate([metric.rows, other.rows], 1)
-    both = RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
-    return both.value, middle(resampled(both, groups))
+    return RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:
@@ -145,12 +155,8 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
         x, y = numbers[:, wrong[0]]
         raise BertworksError(f"target {x}, prediction {y}: not a number", where=f"row {wrong[0] + 1}")
     squares = mean_sums(np.square(numbers[0] - numbers[1]).tolist())
-    rmse = RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))
-    return {
-        "pearson": _correlation_sums(numbers),
-        "spearman": _correlation_sums(rankdata(numbers, axis=1)),
-        "rmse": rmse,
-    }
+    result = {"pearson": _correlation_sums(numbers), "spearman": _correlation_sums(rankdata(numbers, axis=1))}
+    return result | {"rmse": RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))}
 
 
 def _correlation_sums(numbers: Array) -> RowSums:
@@ -169,10 +175,10 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
     """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels]."""
     rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
 
-    def of_sums(score: Callable[[Array], Array], sums: Array) -> Array:
-        return score(sums.reshape(len(sums), *shape))
+    def metric(score: Callable[[Array], Array]) -> RowSums:
+        return RowSums(rows, lambda sums: score(sums.reshape(len(sums), *shape)))
 
-    return {name: RowSums(rows, partial(of_sums, score)) for name, score in _COUNT_METRICS.items()}
+    return {name: metric(score) for name, score in _COUNT_METRICS.items()}
 
 
 def _macro_f1(counts: Array) -> Array:
