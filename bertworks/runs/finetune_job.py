@@ -35,7 +35,7 @@ from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher, with_layers
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training.budget import time_step
-from bertworks.training.device import Precision, best_precision
+from bertworks.training.device import Precision, best_precision, tokens_at_once
 from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import (
@@ -226,8 +226,11 @@ class FinetuneJob:
         recipe = resolve_recipe(recipe, len(self.groups), c, labels)
         self.recipe = recipe = resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
-        self.precision = cast(Precision, recipe.precision)
-        self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
+        self.precision, at_once = (
+            cast(Precision, recipe.precision),
+            tokens_at_once(recipe.micro_batch_tokens, c, device),
+        )
+        self.train_batches = LabelledBatches(self.groups, recipe.batch_size, at_once, recipe.seed)
         self.clozes = list(featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed))
         self.steps_per_epoch = self.train_batches.steps_per_epoch
         self.num_steps = recipe.cloze_steps + recipe.epochs * self.steps_per_epoch
@@ -425,7 +428,7 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
         network = job.network().to_empty(device=device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
-    max_tokens = recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS
+    max_tokens = job.train_batches.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS
     sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
     batch = collate([example for group in sample for example in group]).to(device)
     train_tokens, dev_tokens = num_tokens(job.groups), num_tokens(job.dev_units)

@@ -24,7 +24,7 @@ from bertworks.models.config import EncoderConfig, Head
 from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
-CHUNK_BYTES = 1 << 27  # of logits in memory at the same time
+CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time
 
 
 class LossSum(NamedTuple):
@@ -63,7 +63,10 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
     def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         targets = labels[rows]
         correct = _num_correct(logits, targets)
-        torch.softmax(logits, -1, out=logits)
+        if logits.is_cuda:  # no promise of its kernel allows to write over what it reads
+            logits.copy_(logits.softmax(-1))
+        else:
+            torch.softmax(logits, -1, out=logits)
         probability = logits.gather(1, targets[:, None]).float()
         logits[torch.arange(len(targets), device=logits.device), targets] -= 1
         return -probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum(), correct
@@ -105,8 +108,11 @@ def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Ten
     size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
     tokens = [torch.zeros(0, dtype=torch.long, device=x.device)]
     for rows, numbers in zip(x.split(size), draws.split(size), strict=True):
-        sums = F.linear(rows, embeddings, bias).float().softmax(-1).cumsum(-1)
-        found = torch.searchsorted(sums, numbers[:, None].float() * sums[:, -1:], right=True)
+        p = F.linear(rows, embeddings, bias).float().softmax(-1)
+        if p.is_cuda:  # torch has sums in a fixed order of whole numbers alone
+            p = (p.double() * 2**40).long()
+        sums = p.cumsum(-1)
+        found = torch.searchsorted(sums, (numbers[:, None].float() * sums[:, -1:]).to(sums.dtype), right=True)
         tokens.append(found.squeeze(1).clamp_max(len(embeddings) - 1))
     return torch.cat(tokens)
 
@@ -128,7 +134,8 @@ class _VocabularyLoss(torch.autograd.Function):
         correct = torch.zeros_like(loss)
         grad_x = torch.empty_like(x) if needs_grad else None
         grad_embeddings = grad_bias = None
-        chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / CHUNK_BYTES)
+        most = GPU_CHUNK_BYTES if x.is_cuda else CHUNK_BYTES
+        chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / most)
         size = math.ceil(len(x) / chunks) if chunks else 1
         for start in range(0, len(x), size):
             rows = x[start : start + size]
