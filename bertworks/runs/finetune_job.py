@@ -226,11 +226,8 @@ class FinetuneJob:
         recipe = resolve_recipe(recipe, len(self.groups), c, labels)
         self.recipe = recipe = resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
-        self.precision, at_once = (
-            cast(Precision, recipe.precision),
-            tokens_at_once(recipe.micro_batch_tokens, c, device),
-        )
-        self.train_batches = LabelledBatches(self.groups, recipe.batch_size, at_once, recipe.seed)
+        self.precision = cast(Precision, recipe.precision)
+        self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.clozes = list(featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed))
         self.steps_per_epoch = self.train_batches.steps_per_epoch
         self.num_steps = recipe.cloze_steps + recipe.epochs * self.steps_per_epoch
@@ -336,7 +333,8 @@ class FinetuneJob:
         groups, first = self.groups, self.recipe.cloze_steps
         if self.teacher:
             groups = self.teacher.label(groups, note)
-        labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size)
+        tokens = tokens_at_once(self.recipe.micro_batch_tokens, self.config, self.device)
+        labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size, micro_batch_tokens=tokens)
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
@@ -428,7 +426,8 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
         network = job.network().to_empty(device=device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
-    max_tokens = job.train_batches.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS
+    tokens = tokens_at_once(recipe.micro_batch_tokens, job.config, device)
+    max_tokens = tokens if device.type == "cuda" else CPU_TOKENS
     sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
     batch = collate([example for group in sample for example in group]).to(device)
     train_tokens, dev_tokens = num_tokens(job.groups), num_tokens(job.dev_units)
