@@ -57,7 +57,7 @@ class MixedPrecision(nn.Module):
             return cast(dict[str, LossSum], self.objective(batch))
         parameters = {name: self.objective.get_parameter(name) for name in self.rounded}
         copies = {name: p.to(self.dtype) for name, p in parameters.items() if not p.is_cuda}
-        # On a GPU the time of so many small copies would be that of their calls: one for each block. Not one for all,
+        # On a GPU the time of hundreds of small copies would be that of their calls: one per block. Not one for all,
         # so that processes exchange the gradients of a block while those of the next are computed.
         for _, block in groupby(() if copies else parameters, lambda name: re.findall(r"\.blocks\.\d+", name)):
             names = list(block)
