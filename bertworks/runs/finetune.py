@@ -161,8 +161,7 @@ def _train(
         done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
         result, text = evaluate_on_dev(job, output, device, methods, baselines)
-        score = result["figures"][job.metric]
-        results = {"figures": result["figures"], "metric": job.metric, "score": score, "method": job.method}
+        results = {name: result[name] for name in ("figures", "metric", "score")} | {"method": job.method}
         results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
         write_json(output / FINISHED, content)
@@ -217,6 +216,8 @@ def evaluate_on_dev(
         "weights_sha256": weights_sha256(folder),
         **results,
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
+        "metric": job.metric,
+        "score": results["figures"][job.metric],
         "calibration": reliability,
         "baselines": compared,
         "resamples": np.round(samples, 6).tolist(),
