@@ -108,7 +108,7 @@ def norm(tensors: list[Tensor]) -> float:
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
-    return float(F.cosine_similarity(a.float(), b.float(), -1).min())
+    return float(F.cosine_similarity(a.double(), b.double(), -1).min())
 
 
 def against_transformers(part: Part, theirs: Any, ours: Any, batch: Batch, precision: str) -> None:
@@ -153,7 +153,7 @@ def against_cpu(part: Part, ours: Any, on_device: Any, batch: Batch) -> None:
 @contextmanager
 def without_packing() -> Iterator[None]:
     original = kernels._supports_packed
-    kernels._supports_packed = lambda _: False
+    kernels._supports_packed = lambda qkv: False
     try:
         yield
     finally:
@@ -218,7 +218,7 @@ def loss(part: Part, dtype: torch.dtype) -> None:
     x, table, bias = (torch.randn(*s, device=part.device) * 0.05 for s in ((rows, width), (words, width), (words,)))
     labels = torch.randint(0, words, (rows,), device=part.device)
     given = [t.to(dtype).requires_grad_() for t in (x, table, bias)]
-    value = vocabulary_cross_entropy(*given, labels)
+    value = vocabulary_cross_entropy(given[0], given[1], given[2], labels)
     value.loss.backward()
     ours = [t.grad for t in given]
     wide = [t.detach().float().requires_grad_() for t in given]

@@ -15,6 +15,7 @@ from corpus import write_shards
 
 STEPS, KILLED = 60, 31
 KINDS = ("1", "0")  # BERTWORKS_DETERMINISTIC
+Processes = dict[str, "subprocess.Popen[bytes]"]
 
 
 def main() -> None:
@@ -25,21 +26,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shards = write_shards(folder, 20 if part.quick else 400, 300 if part.quick else 4000)
+        names = [f"{kind}-{what}" for kind in KINDS for what in ("whole", "killed", "again")]
+        first = {name: start(part, folder / name, shards, name[0]) for name in names}
+        later = {name: start(part, folder / name, shards, name[0]) for name in names if name.endswith("killed")}
         part.ready()
-        part.attempt("kill and resume", kill_and_resume, part, folder, shards)
+        try:
+            part.attempt("kill and resume", kill_and_resume, part, folder, first, later)
+        finally:
+            for process in (*first.values(), *later.values()):
+                process.kill()
 
 
-def kill_and_resume(part: Part, folder: Path, shards: Path) -> None:
-    """All runs at the same time: the order of sums must not depend on what else the GPU does."""
-    names = [f"{kind}-{what}" for kind in KINDS for what in ("whole", "killed", "again")]
-    started = {name: start(part, folder / name, shards, name[0]) for name in names}
-    for name in names:
-        if name.endswith("killed"):
-            kill_at_step(started[name], folder / name)
-    for process in started.values():
-        process.wait(max(5.0, part.left()))
-    resumed = {name: start(part, folder / name, shards, name[0]) for name in names if name.endswith("killed")}
-    codes = {name: process.wait(max(5.0, part.left())) for name, process in resumed.items()}
+def kill_and_resume(part: Part, folder: Path, first: Processes, later: Processes) -> None:
+    """Runs at the same time: the order of sums must not depend on what else the GPU does."""
+    for process in first.values():
+        go(process)
+    for name in later:
+        kill_at_step(first[name], folder / name)
+        go(later[name])
+    for process in first.values():
+        process.wait(max(1.0, part.left()))
+    codes = {name: process.wait(max(1.0, part.left())) for name, process in later.items()}
     for kind in KINDS:
         digests = {what: digest(folder / f"{kind}-{what}") for what in ("whole", "killed", "again")}
         part.line(
@@ -50,11 +57,18 @@ def kill_and_resume(part: Part, folder: Path, shards: Path) -> None:
         )  # fmt: skip
 
 
+def go(process: "subprocess.Popen[bytes]") -> None:
+    """It has imported what it needs, and waits for a line."""
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
+    process.stdin.flush()
+
+
 def start(part: Part, output: Path, shards: Path, kind: str) -> "subprocess.Popen[bytes]":
     size = "tiny" if part.quick else "base"
     words = [sys.executable, __file__, "--child", str(shards), str(output), str(part.device), size]
-    log = (output.parent / f"{output.name}.log").open("ab")
-    return subprocess.Popen(words, env=os.environ | {"BERTWORKS_DETERMINISTIC": kind}, stdout=log, stderr=log)
+    log, own = (part.out / "resume-runs.log").open("ab"), os.environ | {"BERTWORKS_DETERMINISTIC": kind}
+    return subprocess.Popen(words, env=own, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
 
 def kill_at_step(process: "subprocess.Popen[bytes]", output: Path) -> None:
@@ -62,6 +76,7 @@ def kill_at_step(process: "subprocess.Popen[bytes]", output: Path) -> None:
     while process.poll() is None and last_step(output) < KILLED:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
+    process.wait()  # the system then releases the run folder
 
 
 def last_step(output: Path) -> int:
@@ -93,8 +108,9 @@ def train_here(shards: str, output: str, device: str, size: str) -> None:
         "train.phases.1.num_steps=1", "train.phases.1.batch_size=1", "train.phases.1.sequence_length=32",
         "sampling.copies=1",
     ]  # fmt: skip
+    sys.stdin.readline()
     for event in pretrain([shards], output, recipe=f"bert-{size}", overrides=sets, precision="bf16", device=device):
-        print(event.text, flush=True)
+        print(f"{time.time():.1f} {Path(output).name} {event.text}", flush=True)
 
 
 main()

@@ -333,7 +333,7 @@ class FinetuneJob:
         groups, first = self.groups, self.recipe.cloze_steps
         if self.teacher:
             groups = self.teacher.label(groups, note)
-        tokens = tokens_at_once(self.recipe.micro_batch_tokens, self.config, self.device)
+        tokens = tokens_at_once(self.recipe.micro_batch_tokens, self.config, self.precision, self.device)
         labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size, micro_batch_tokens=tokens)
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
@@ -426,8 +426,8 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
         network = job.network().to_empty(device=device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
-    tokens = tokens_at_once(recipe.micro_batch_tokens, job.config, device)
-    max_tokens = tokens if device.type == "cuda" else CPU_TOKENS
+    max_tokens = tokens_at_once(recipe.micro_batch_tokens, job.config, job.precision, device)
+    max_tokens = max_tokens if device.type == "cuda" else CPU_TOKENS
     sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
     batch = collate([example for group in sample for example in group]).to(device)
     train_tokens, dev_tokens = num_tokens(job.groups), num_tokens(job.dev_units)

@@ -282,8 +282,9 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
             recipe = with_teacher(recipe, teacher, parse_overrides(overrides))
     except ValueError as error:
         raise UsageError(str(error), where=request.init or request.teacher) from error
-    train, tokens = recipe.train, tokens_at_once(recipe.train.micro_batch_tokens, recipe.encoder, device)
+    train = recipe.train
     precision = best_precision(device) if train.precision == "auto" else train.precision
+    tokens = tokens_at_once(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
 
 

@@ -29,8 +29,9 @@ GROWTH = 1.5  # of the memory in use, after which unused memory is returned to t
 ADAPT_SECONDS = 0.5  # between two looks at the load
 FIRST_SECONDS = 0.3  # of load before a training chooses its threads
 KEEP_MARGIN, RAISE_MARGIN = 0.4, 0.2  # CPUs; see `next_count`
-CPU_TOKENS, GPU_TOKENS = 8192, 1 << 16  # of a micro-batch: the default of recipes; what keeps a GPU busy
-KEPT_BYTES = 80  # per token, layer and unit of the width, for the backward pass: counted 40 in bf16, 75 in fp32
+CPU_TOKENS, GPU_TOKENS = 8192, 1 << 17  # of a micro-batch: the default of recipes; what keeps a GPU busy
+# Per token, layer and unit of the width, for the backward pass: 35 measured in bf16 on an H100, with dropout.
+KEPT_BYTES: dict[str, int] = {"bf16": 40, "fp32": 80}
 MEMORY_SHARE = 0.8  # of a GPU's memory that a training may plan with
 GAIN = 1.3  # bf16 is chosen if its matrix products are faster than those of fp32 by this factor
 
@@ -72,13 +73,13 @@ def fixed_order(device: torch.device) -> Iterator[bool]:
         settings.fill_uninitialized_memory = fills
 
 
-def tokens_at_once(tokens: int, c: EncoderConfig, device: torch.device) -> int:
+def tokens_at_once(tokens: int, c: EncoderConfig, precision: str, device: torch.device) -> int:
     """The largest number of tokens of a micro-batch in a training. CPU_TOKENS, the default of recipes, becomes
     GPU_TOKENS on a GPU, or fewer if its memory is small; any other number was chosen by someone, and stays."""
     if device.type != "cuda" or tokens != CPU_TOKENS:
         return tokens
     free = MEMORY_SHARE * total_memory(device) - 24 * c.num_parameters()  # weights, gradients, moments, copies
-    fitting = int(free / (KEPT_BYTES * c.hidden_size * c.num_hidden_layers))
+    fitting = int(free / (KEPT_BYTES[precision] * c.hidden_size * c.num_hidden_layers))
     return max(1024, min(GPU_TOKENS, fitting // 1024 * 1024))
 
 

@@ -25,6 +25,7 @@ from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initial
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time
+_ALIGNED = 8  # numbers: a GPU multiplies matrices slowly where a row is no multiple of 16 bytes
 
 
 class LossSum(NamedTuple):
@@ -71,6 +72,9 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
         logits[torch.arange(len(targets), device=logits.device), targets] -= 1
         return -probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum(), correct
 
+    if x.is_cuda and (extra := -len(embeddings) % _ALIGNED):  # tokens of probability 0: three times as fast
+        bias = embeddings.new_zeros(len(embeddings)) if bias is None else bias
+        embeddings, bias = F.pad(embeddings, (0, 0, 0, extra)), F.pad(bias, (0, extra), value=-math.inf)
     return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
 
 
