@@ -264,15 +264,15 @@ def test_the_order_of_sums_is_fixed_on_a_gpu_unless_it_is_switched_off(monkeypat
 def test_micro_batches_are_as_large_as_the_gpu_allows(gpu_memory: Callable[[float], None]) -> None:
     base, large = BERT_SIZES["base"], BERT_SIZES["large"]
     gpu_memory(80)
-    assert machine.tokens_at_once(8192, base, "bf16", torch.device("cpu")) == 8192
-    assert machine.tokens_at_once(8192, base, "bf16", CUDA) == 131072
-    assert machine.tokens_at_once(8191, base, "bf16", CUDA) == 8191  # chosen by someone
-    assert 50_000 < machine.tokens_at_once(8192, large, "bf16", CUDA) < 60_000
-    assert 25_000 < machine.tokens_at_once(8192, large, "fp32", CUDA) < 30_000
+    assert machine.micro_tokens(8192, base, "bf16", torch.device("cpu")) == 8192
+    assert machine.micro_tokens(8192, base, "bf16", CUDA) == 131072
+    assert machine.micro_tokens(8191, base, "bf16", CUDA) == 8191  # chosen by someone
+    assert 50_000 < machine.micro_tokens(8192, large, "bf16", CUDA) < 60_000
+    assert 25_000 < machine.micro_tokens(8192, large, "fp32", CUDA) < 30_000
     gpu_memory(16)
-    assert 20_000 < machine.tokens_at_once(8192, base, "bf16", CUDA) < 30_000
+    assert 20_000 < machine.micro_tokens(8192, base, "bf16", CUDA) < 30_000
     gpu_memory(6)
-    assert machine.tokens_at_once(8192, large, "bf16", CUDA) == 1024
+    assert machine.micro_tokens(8192, large, "bf16", CUDA) == 1024
 
 
 def test_batches_of_inference_are_as_large_as_the_gpu_allows(gpu_memory: Callable[[float], None]) -> None:

@@ -393,7 +393,7 @@ def compute_each(
             computed.append((numbers, compute(batch).float()))
         if len(computed) > (device.type == "cuda"):
             read()
-    if computed:
+    while computed:
         read()
     if training:
         model.train()

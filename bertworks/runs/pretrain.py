@@ -35,14 +35,7 @@ from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import GPU_FRACTION, Plan, Schedule, choose_recipe, fit_steps, measure_steps
-from bertworks.training.device import (
-    DTYPES,
-    best_precision,
-    choose_device,
-    measure_matmul,
-    tokens_at_once,
-    total_memory,
-)
+from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, micro_tokens, total_memory
 from bertworks.training.objectives import heads_of, num_trained
 from bertworks.training.recipe import Recipe, family_recipe, load_recipe
 
@@ -284,7 +277,7 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
         raise UsageError(str(error), where=request.init or request.teacher) from error
     train = recipe.train
     precision = best_precision(device) if train.precision == "auto" else train.precision
-    tokens = tokens_at_once(train.micro_batch_tokens, recipe.encoder, precision, device)
+    tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
     return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
 
 

@@ -73,7 +73,7 @@ def fixed_order(device: torch.device) -> Iterator[bool]:
         settings.fill_uninitialized_memory = fills
 
 
-def tokens_at_once(tokens: int, c: EncoderConfig, precision: str, device: torch.device) -> int:
+def micro_tokens(tokens: int, c: EncoderConfig, precision: str, device: torch.device) -> int:
     """The largest number of tokens of a micro-batch in a training. CPU_TOKENS, the default of recipes, becomes
     GPU_TOKENS on a GPU, or fewer if its memory is small; any other number was chosen by someone, and stays."""
     if device.type != "cuda" or tokens != CPU_TOKENS:
