@@ -96,7 +96,7 @@ def pretrain(
     language: console.Repeatable = None,
     parallel: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
     learning_rate: float | None = None,
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.TrainingPrecision = "auto",
     seed: int | None = None,
     workers: console.Workers = None,
@@ -240,7 +240,7 @@ def finetune(
     sweep: console.Repeatable = None,
     reset_head: console.Flag = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.TrainingPrecision = "auto",
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -310,7 +310,7 @@ def predict(
     guard_formulas: console.Flag = False,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
