@@ -18,7 +18,7 @@ import torch
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
-from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted, url_of
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
@@ -93,7 +93,7 @@ class Index(Documents):
         refuse_documents(as_path(folder))  # before the model is read
         words = words_state(language)
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
-        name = str(model) if is_model_name(model) else str(Path(model).resolve())
+        name = str(model) if is_model_name(model) or url_of(model) else str(Path(model).resolve())
         manifest = Manifest(model=name, fingerprint=embedder.fingerprint | words, dimension=embedder.dimension)
         create_index(Path(folder), manifest)
         return cls(folder, model=model, device=device)
