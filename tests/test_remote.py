@@ -18,7 +18,7 @@ from tiny import write_corpus, write_recipe
 
 import bertworks
 from bertworks.cli.main import main
-from bertworks.errors import BertworksError, UsageError, as_path, url_of
+from bertworks.errors import BertworksError, as_path, url_of
 from bertworks.io import remote
 from bertworks.io.remote import MANIFEST, Storage, create_once, fetched, published
 from bertworks.runs import training_run
@@ -313,9 +313,9 @@ def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.Monk
         "memory://b/nothing*": "no such bucket, folder or file",
         "hf://owner/name": "no file of a data set",
     }.items():
-        with pytest.raises(UsageError, match=what):
+        with pytest.raises(BertworksError, match=what):
             as_path(url)
-    with pytest.raises(UsageError, match="nothing is written to hf"), published("hf://datasets/a/b/c.txt"):
+    with pytest.raises(BertworksError, match="nothing is written to hf"), published("hf://datasets/a/b/c.txt"):
         pass
     with pytest.raises(BertworksError, match=r"a URL with \.\."):
         as_path("memory://b/../x")

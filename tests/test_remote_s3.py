@@ -24,7 +24,7 @@ from werkzeug.serving import make_server
 
 import bertworks
 from bertworks.cli.main import main
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError
 from bertworks.io import remote
 from bertworks.io.remote import MANIFEST, create_once, fetched, published
 
@@ -43,7 +43,8 @@ class Server:
             if status := self.fails(environ):
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
                 start(f"{status} Failed", [("Content-Type", "application/xml")])
-                return [b"<Error><Code>InternalError</Code><Message>We failed.</Message></Error>"]
+                code = b"InvalidAccessKeyId" if status == 403 else b"InternalError"
+                return [b"<Error><Code>%b</Code><Message>We failed.</Message></Error>" % code]
             if environ["REQUEST_METHOD"] == "PUT":
                 self.writes.append(environ["PATH_INFO"])
             return application(environ, start)
@@ -83,23 +84,23 @@ def s3(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request
     started.fails = lambda environ: 0
     started.writes.clear()
     client = boto3.client("s3")
-    client.create_bucket(Bucket="b")
+    client.create_bucket(Bucket="bucket")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     yield started
     started.fails = lambda environ: 0
-    for found in client.list_objects_v2(Bucket="b").get("Contents", ()):
-        client.delete_object(Bucket="b", Key=found["Key"])
+    for found in client.list_objects_v2(Bucket="bucket").get("Contents", ()):
+        client.delete_object(Bucket="bucket", Key=found["Key"])
     client.close()
 
 
 def objects() -> dict[str, bytes]:
     client = boto3.client("s3")
-    names = [found["Key"] for found in client.list_objects_v2(Bucket="b").get("Contents", ())]
-    return {name: client.get_object(Bucket="b", Key=name)["Body"].read() for name in names}
+    names = [found["Key"] for found in client.list_objects_v2(Bucket="bucket").get("Contents", ())]
+    return {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
 
 
 def put(name: str, content: bytes) -> None:
-    boto3.client("s3").put_object(Bucket="b", Key=name, Body=content)
+    boto3.client("s3").put_object(Bucket="bucket", Key=name, Body=content)
 
 
 def sometimes(every: int) -> Answer:
@@ -118,8 +119,8 @@ def test_bytes_are_those_of_a_disk_although_the_storage_fails_at_times(s3: Serve
     put("c/a.jsonl", corpus.read_bytes())
     s3.fails = sometimes(4)
     assert main(["vocab", str(corpus), "-o", str(tmp_path / "tok"), "--size", "300"]) == 0
-    assert main(["vocab", "s3://b/c", "-o", "s3://b/tok", "--size", "300"]) == 0
-    assert (fetched("s3://b/tok") / "vocab.txt").read_bytes() == (tmp_path / "tok" / "vocab.txt").read_bytes()
+    assert main(["vocab", "s3://bucket/c", "-o", "s3://bucket/tok", "--size", "300"]) == 0
+    assert (fetched("s3://bucket/tok") / "vocab.txt").read_bytes() == (tmp_path / "tok" / "vocab.txt").read_bytes()
     s3.fails = lambda environ: 0
     there = objects()
     files = {path.name: path.read_bytes() for path in (tmp_path / "tok").iterdir() if path.name[0] != "."}
@@ -128,7 +129,7 @@ def test_bytes_are_those_of_a_disk_although_the_storage_fails_at_times(s3: Serve
         name: hashlib.sha256(content).hexdigest() for name, content in files.items()
     }
     assert there == {"c/a.jsonl": corpus.read_bytes()} | {f"tok/{name}": content for name, content in files.items()}
-    assert s3.writes[-1] == f"/b/tok/{MANIFEST}"
+    assert s3.writes[-1] == f"/bucket/tok/{MANIFEST}"
 
 
 def write_folder(url: str, size: int = 10) -> None:
@@ -140,16 +141,16 @@ def write_folder(url: str, size: int = 10) -> None:
 
 def test_a_torn_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
     s3.fails = lambda environ: 503 * (environ["PATH_INFO"].endswith("/2.bin") and environ["REQUEST_METHOD"] == "PUT")
-    with pytest.raises(BertworksError, match=r"s3://b/m/2.bin: the storage fails, 6 times") as error:
-        write_folder("s3://b/m")
+    with pytest.raises(BertworksError, match=r"s3://bucket/m/2.bin: the storage fails, 6 times") as error:
+        write_folder("s3://bucket/m")
     assert error.value.hint == "run the same command again later"
     assert 1 <= len(objects()) < 4
     with pytest.raises(BertworksError, match="not finished"):
-        fetched("s3://b/m")
+        fetched("s3://bucket/m")
     s3.fails = lambda environ: 0
-    write_folder("s3://b/m")
+    write_folder("s3://bucket/m")
     assert sorted(objects()) == [*(f"m/{number}.bin" for number in range(4)), f"m/{MANIFEST}"]
-    assert (fetched("s3://b/m") / "3.bin").read_bytes() == bytes([3]) * 10
+    assert (fetched("s3://bucket/m") / "3.bin").read_bytes() == bytes([3]) * 10
 
 
 def test_a_lost_answer_of_a_create_is_no_conflict(s3: Server, tmp_path: Path):
@@ -157,7 +158,7 @@ def test_a_lost_answer_of_a_create_is_no_conflict(s3: Server, tmp_path: Path):
     calls: list[str] = []
 
     def fails(environ: dict[str, Any]) -> int:
-        if environ["PATH_INFO"] == "/b/p" and environ["REQUEST_METHOD"] == "PUT" and not calls:
+        if environ["PATH_INFO"] == "/bucket/p" and environ["REQUEST_METHOD"] == "PUT" and not calls:
             calls.append("put")
             put("p", b"portion")
             return 500
@@ -165,7 +166,7 @@ def test_a_lost_answer_of_a_create_is_no_conflict(s3: Server, tmp_path: Path):
 
     s3.fails = fails
     (source := tmp_path / "source").write_bytes(b"portion")
-    assert create_once("s3://b/p", source)
+    assert create_once("s3://bucket/p", source)
     assert calls == ["put"]
 
 
@@ -174,7 +175,7 @@ def test_one_of_many_writers_wins(s3: Server, tmp_path: Path):
 
     def write(number: int) -> None:
         (source := tmp_path / f"{number}").write_text(str(number))
-        if create_once("s3://b/p", source):
+        if create_once("s3://bucket/p", source):
             won.append(number)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
@@ -187,22 +188,22 @@ def test_one_of_many_writers_wins(s3: Server, tmp_path: Path):
 
 
 def test_what_is_wrong_is_said_at_once(s3: Server, capsys: Any, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(UsageError, match="no such bucket, folder or file"):
+    with pytest.raises(BertworksError, match="no such bucket, folder or file"):
         fetched("s3://nothing/a.csv")
-    with pytest.raises(BertworksError, match=r"s3://nothing/m.*: there is no such bucket or file") as error:
+    with pytest.raises(BertworksError, match=r"s3://nothing/m.*: there is no such bucket, folder or file") as error:
         write_folder("s3://nothing/m")
-    assert error.value.hint == "check the spelling; make the bucket first"
+    assert error.value.hint == "check the spelling; a bucket must exist before"
     s3.fails = lambda environ: 403
     with pytest.raises(BertworksError, match="the access is refused") as error:
-        write_folder("s3://b/m")
+        write_folder("s3://bucket/m")
     assert "AWS_ACCESS_KEY_ID" in str(error.value.hint)
     s3.fails = lambda environ: 0
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.delenv(f"AWS_{name}")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    with pytest.raises(BertworksError, match="the access is refused: Unable to locate credentials"):
-        fetched("s3://b/a.csv")
+    with pytest.raises(BertworksError, match="the access is refused: NoCredentialsError: Unable to locate credentials"):
+        fetched("s3://bucket/a.csv")
 
 
 @pytest.mark.slow
@@ -211,7 +212,7 @@ def test_a_killed_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
     script = tmp_path / "upload.py"
     script.write_text(
         "import sys\nsys.path.insert(0, sys.argv[1])\nfrom test_remote_s3 import remote, write_folder\n"
-        "remote.BEAT = 0.05\nwrite_folder('s3://b/m', 1000)\n"
+        "remote.BEAT = 0.05\nwrite_folder('s3://bucket/m', 1000)\n"
     )
     halt = threading.Event()
     s3.fails = lambda environ: 0 * (environ["PATH_INFO"].endswith("/2.bin") and halt.wait(30))
@@ -226,8 +227,8 @@ def test_a_killed_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
     halt.set()
     s3.fails = lambda environ: 0
     with pytest.raises(BertworksError, match="not finished"):
-        fetched("s3://b/m")
+        fetched("s3://bucket/m")
     assert "m" + remote.CLAIM in objects()
-    write_folder("s3://b/m", 1000)
+    write_folder("s3://bucket/m", 1000)
     assert sorted(objects()) == [*(f"m/{number}.bin" for number in range(4)), f"m/{MANIFEST}"]
     assert not [path for path in (tmp_path / "cache" / "work").rglob("*") if path.is_file()]

@@ -9,25 +9,21 @@ and is not read. URL.upload, next to an output, names the process that writes it
 """
 
 import hashlib
-import itertools
 import json
 import os
 import random
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
 from filelock import FileLock
 
-from bertworks.errors import SCHEMES, BertworksError, UsageError, optional_import, require, url_of
+from bertworks.errors import SCHEMES, BertworksError, optional_import, require, url_of
 from bertworks.events import no_notes
 from bertworks.io import atomic_write
 from bertworks.io.atomic_write import remove, sha256
@@ -35,14 +31,10 @@ from bertworks.io.atomic_write import remove, sha256
 MANIFEST, CLAIM = "upload.json", ".upload"
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before an operation that failed is tried again
 BEAT, SILENT = 5.0, 20.0  # seconds between two signs of life of a writer; without one for so long, it is dead
-_THREADS = 8  # copy files at once
 _MADE = (".safetensors", ".bin", ".json", ".npy", ".onnx", ".toml")  # files of models, shards and indexes
-_PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError)
-_ACCESS = (
-    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE (s3), GOOGLE_APPLICATION_CREDENTIALS (gs) or "
-    "HF_TOKEN (hf) of an account that may use this bucket"
-)
-_TAKEN = "another process has written to this URL meanwhile"
+_KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), GOOGLE_APPLICATION_CREDENTIALS (gs) or HF_TOKEN (hf)"
+_MISSING, _SPELLING = "there is no such bucket, folder or file", "check the spelling; a bucket must exist before"
+_BUSY, _TAKEN = "another process writes to this URL", "another process has written to this URL meanwhile"
 _ELSEWHERE = "wait for it, stop it, or choose another URL with -o"
 
 
@@ -76,31 +68,26 @@ class Storage:
         self.key = self.fs._strip_protocol(self.url).rstrip("/")
         self.path = Path(self.scheme, path)  # of the local copy, within a folder of the cache
 
-    def tried(self, work: Callable[[], Any], name: str = "", *, gone: bool = False) -> Any:
+    def tried(self, work: Callable[[], Any], name: str = "", *, gone: bool = False, failed: int = 0) -> Any:
         """What an operation returns. One that fails for a while is tried again, with growing waits. FileExistsError is
-        for the caller. name: of the file in messages. gone: give None if it does not exist."""
-        for wait in (*WAITS, None):
-            try:
-                return work()
-            except FileExistsError:
+        for the caller. name: of the file in messages. gone: give None if it does not exist. failed: attempts so far."""
+        try:
+            return work()
+        except Exception as error:  # each storage has its own classes
+            if gone and isinstance(error, FileNotFoundError):
+                return None
+            if isinstance(error, FileExistsError) or getattr(error, "errno", None) in atomic_write.DISK_FULL:
                 raise
-            except Exception as error:  # each storage has its own classes
-                if gone and isinstance(error, FileNotFoundError):
-                    return None
-                refused = isinstance(error, PermissionError) or "Credential" in type(error).__name__
-                if getattr(error, "errno", None) in atomic_write.DISK_FULL:
-                    raise
-                if wait is not None and not refused and not isinstance(error, _PERMANENT):
-                    time.sleep(wait * random.uniform(0.5, 1))  # writers that failed together do not return together
-                    continue
-                reason = next(iter(str(error).strip().splitlines()), "")[:200] or type(error).__name__
-                what, hint = f"the storage fails, {len(WAITS) + 1} times: {reason}", "run the same command again later"
-                if refused:
-                    what, hint = f"the access is refused: {reason}", _ACCESS
-                elif isinstance(error, FileNotFoundError):
-                    what, hint = "there is no such bucket or file", "check the spelling; make the bucket first"
-                raise BertworksError(what, where=f"{self.url}/{name}".rstrip("/"), hint=hint) from error
-        raise AssertionError  # the last attempt returns or raises
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+            what, hint = f"the storage fails, {failed + 1} times: {reason}", "run the same command again later"
+            if isinstance(error, PermissionError) or re.search("Credential|Forbidden|Unauthorized", reason):
+                what, hint = f"the access is refused: {reason}", _KEYS
+            elif isinstance(error, FileNotFoundError):
+                what, hint = _MISSING, _SPELLING
+            elif failed < len(WAITS) and not isinstance(error, ValueError | TypeError):
+                time.sleep(WAITS[failed] * random.uniform(0.5, 1))  # those that failed together return at other times
+                return self.tried(work, name, gone=gone, failed=failed + 1)
+            raise BertworksError(what, where=f"{self.url}/{name}".rstrip("/"), hint=hint) from error
 
     def at(self, name: str) -> str:
         return f"{self.key}/{name}" if name else self.key
@@ -111,8 +98,8 @@ class Storage:
         return {name[len(self.key) :].lstrip("/"): facts for name, facts in sorted(found.items())}
 
     def copy(self, how: Callable[[str, Path], None], files: Mapping[str, Path], gone: bool = False) -> None:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(lambda name: self.tried(partial(how, self.at(name), files[name]), name, gone=gone), files))
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda name: self.tried(lambda: how(self.at(name), files[name]), name, gone=gone), files))
 
     def put(self, files: Mapping[str, Path], mode: str = "overwrite", *, gone: bool = False) -> None:
         """Copies files from paths. gone: leave out those that do not exist any more.
@@ -136,27 +123,22 @@ class Storage:
             hint = "run the same command again; if it stays so, write the folder again"
             require(holds, "damaged, or replaced at this moment: not as it was written", f"{self.url}/{name}", hint)
 
-    def delete(self, names: Iterable[str] = ("",)) -> None:
-        for name in names:
-            self.tried(partial(self.fs.rm_file, self.at(name)), gone=True)
+    def delete(self, names: Iterable[str]) -> None:
+        self.copy(lambda key, _: self.fs.rm_file(key), dict.fromkeys(names, Path()), gone=True)
 
     def manifest(self) -> dict[str, Any] | None:
         """Sizes and sha256 of the files of a finished folder; None: there is no upload.json."""
         content = self.tried(lambda: self.fs.cat_file(self.at(MANIFEST)), gone=True)
         return content and dict(atomic_write.parse_json(content, Path(self.url, MANIFEST))["files"])
 
-    def create(self, name: str, path: Path) -> bool:
+    def create(self, name: str, path: Path, overwrite: bool = False) -> bool:
         """Copies a file from a path unless there is one; False: there is one with other content. An answer may be lost,
         so that the repetition finds what the first attempt wrote."""
-
-        def digest() -> str:
-            with self.fs.open(self.at(name), "rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-
         try:
-            self.put({name: path}, "create")
+            self.put({name: path}, "overwrite" if overwrite else "create")
         except FileExistsError:
-            return bool(self.tried(digest) == sha256(path))
+            with self.tried(lambda: self.fs.open(self.at(name), "rb")) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == sha256(path)
         return True
 
 
@@ -170,12 +152,11 @@ def create_once(target: str | Path, source: Path) -> bool:
     try:
         if url := url_of(target):
             return Storage(url).create("", source)
-        try:
-            os.link(source, target)  # unlike a rename, it replaces nothing
-        except FileExistsError:
-            return sha256(target) == sha256(source)
+        os.link(source, target)  # unlike a rename, it replaces nothing
         atomic_write.fsync(Path(target).parent)
         return True
+    except FileExistsError:
+        return sha256(target) == sha256(source)
     finally:
         source.unlink()
 
@@ -185,20 +166,17 @@ def fetched(url: str) -> Path:
     copied once per machine; processes that need it at the same time wait for the first.
 
     Raises:
-        UsageError: there is nothing.
-        BertworksError: a folder is not finished or damaged; see `Storage`.
+        BertworksError: there is nothing; a folder is not finished or damaged; see `Storage`.
     """
     store, pattern = Storage(url), ""
-    if store.scheme == "hf" and not url.startswith("hf://datasets/"):
-        raise UsageError("this is no file of a data set", where=url, hint="of a model give OWNER/NAME, without hf://")
+    is_data = store.scheme != "hf" or url.startswith("hf://datasets/")
+    require(is_data, "this is no file of a data set", url, "of a model give OWNER/NAME, without hf://")
     files = store.files()
     if not files and (start := re.search(r"/[^/]*[*?[]", store.url)):
         found = store.tried(lambda: store.fs.glob(store.key, detail=True))
         pattern, store = store.url[start.start() + 1 :], Storage(store.url[: start.start()])
         files = {name[len(store.key) + 1 :]: facts for name, facts in found.items() if facts["type"] == "file"}
-    if not files:
-        hint = "check the spelling of the bucket and of the file"
-        raise UsageError("there is no such bucket, folder or file", where=url, hint=hint)
+    require(files, _MISSING, url, _SPELLING)
     manifest = store.manifest() if files.pop(MANIFEST, None) and not pattern else None
     if not (manifest or pattern or "" in files or store.scheme == "hf"):  # only texts that others have put there?
         claimed = store.tried(lambda: store.fs.exists(store.key + CLAIM))
@@ -229,14 +207,13 @@ class _Upload:
         BertworksError: another process writes to the URL, or has done so meanwhile.
     """
 
-    def __init__(self, store: Storage, local: Path, writer: Path, note: Callable[[str], None]):
+    def __init__(self, store: Storage, local: Path, state: Path, note: Callable[[str], None]):
         self.store, self.local, self.note = store, local, note
-        self.claim, self.lost, self.over, self.saved = Storage(store.url + CLAIM), False, Event(), -1
-        if not writer.exists():  # it stays after a kill
-            atomic_write.write_text(writer, uuid.uuid4().hex)
-        self.writer = writer.read_bytes()
+        self.state, self.claim, self.over = state, Storage(store.url + CLAIM), Event()
+        self.writer = os.urandom(16).hex().encode()
+        self.lost, self.saved = False, -1  # whether another process has taken over; the step of the last snapshot
         self.sent: dict[str, tuple[int, int]] = {}  # sizes and times of change of uploaded files
-        self.threads = [Thread(target=work, daemon=True) for work in (self._beat, self._follow)]
+        self.threads = [Thread(target=self._repeat, args=(act,), daemon=True) for act in (self._beat, self.snapshot)]
 
     def __enter__(self) -> "_Upload":
         self._take()
@@ -251,21 +228,21 @@ class _Upload:
         if not self.lost:
             if kind is not None:
                 self.snapshot()  # the last checkpoint of an interrupted run
-            self.claim.delete()
+            self.claim.delete([""])
+        remove(self.state)
 
     def _take(self) -> None:
         """Claims the URL, also that of a writer without signs of life."""
-        before = None
+        before = b""
         while True:
             with suppress(FileExistsError):
-                self.claim.tried(partial(self.claim.fs.pipe_file, self.claim.key, self.writer, mode="create"))
+                self.claim.tried(lambda: self.claim.fs.pipe_file(self.claim.key, self.writer, mode="create"))
                 return
-            now = self._claimed()
-            if now.startswith(self.writer):
+            if (now := self._claimed()) == self.writer:  # the answer was lost
                 return
-            require(before in (None, now) or not now, "another process writes to this URL", self.store.url, _ELSEWHERE)
-            if before:
-                self.claim.delete()
+            require(not before or not now or now == before, _BUSY, self.store.url, _ELSEWHERE)
+            if now == before:
+                self.claim.delete([""])
             else:
                 self.note(f"{self.store.url}: waiting {SILENT:.0f} s for signs of life of its last writer")
                 time.sleep(SILENT)
@@ -276,21 +253,16 @@ class _Upload:
         return self.claim.tried(lambda: self.claim.fs.cat_file(self.claim.key), gone=True) or b""
 
     def _beat(self) -> None:
-        for number in itertools.count(1):
-            if self.over.wait(BEAT) or self.lost:
-                return
-            with suppress(BertworksError):  # without the storage others cannot take over either
-                self.lost = not (self._claimed() or self.writer).startswith(self.writer)
-                if not self.lost:
-                    sign = self.writer + f" {number}".encode()
-                    self.claim.tried(partial(self.claim.fs.pipe_file, self.claim.key, sign))
+        self.lost = not (self._claimed() or self.writer).startswith(self.writer)
+        if not self.lost:
+            self.claim.tried(lambda: self.claim.fs.pipe_file(self.claim.key, self.writer + b" %d" % time.time_ns()))
 
-    def _follow(self) -> None:
-        while not self.over.wait(BEAT):
+    def _repeat(self, act: Callable[[], None]) -> None:
+        while not self.over.wait(BEAT) and not self.lost:
             try:
-                self.snapshot()
-            except BertworksError as error:  # the training continues; the next checkpoint is another attempt
-                self.note(f"a checkpoint was not uploaded: {error}")
+                act()
+            except BertworksError as error:  # the work continues; the next time is another attempt
+                self.note(f"not uploaded yet: {error}")
 
     def files(self) -> dict[str, Path]:
         """The files of the working copy, by name. Plans are made again."""
@@ -310,10 +282,11 @@ class _Upload:
             if self.lost or (step := _newest(files)) == self.saved:
                 return
             last = {name: path for name, path in files.items() if name.endswith("/checkpoint.json")}
+            old = [name for name in self.store.files() if name.startswith("checkpoints/") and name not in files]
             self.store.delete([MANIFEST])
+            self.store.delete(old)  # the last but one is complete until the new one is
             self.send({name: path for name, path in files.items() if name not in last}, gone=True)
             self.send(last, gone=True)
-            self.store.delete(n for n in self.store.files() if n.startswith("checkpoints/") and n not in files)
             self.saved = step
 
     def restore(self, overwrite: bool) -> None:
@@ -335,19 +308,16 @@ class _Upload:
         self.threads[1].join()
         files = {"": self.local} if self.local.is_file() else self.files()
         require(not self.lost, _TAKEN, self.store.url, _ELSEWHERE)
-        if self.local.is_file() and overwrite:
-            self.store.put(files)
-        elif self.local.is_file():
-            require(self.store.create("", self.local), _TAKEN, self.store.url, _ELSEWHERE)
+        if "" in files:
+            require(self.store.create("", self.local, overwrite), _TAKEN, self.store.url, _ELSEWHERE)
         elif files:
             facts = {n: {"bytes": p.stat().st_size, "sha256": sha256(p)} for n, p in files.items()}
             if (old := self.store.manifest()) != facts:
                 self.store.delete([MANIFEST])
                 self.send({name: path for name, path in files.items() if (old or {}).get(name) != facts[name]})
                 self.store.delete(name for name in self.store.files() if name not in files)
-                with TemporaryDirectory() as folder:
-                    atomic_write.write_json(path := Path(folder, MANIFEST), {"format": 1, "files": facts})
-                    require(self.store.create(MANIFEST, path), _TAKEN, self.store.url, _ELSEWHERE)
+                atomic_write.write_json(path := self.state / MANIFEST, {"format": 1, "files": facts})
+                require(self.store.create(MANIFEST, path), _TAKEN, self.store.url, _ELSEWHERE)
         remove(self.local)
         self.note(f"{self.store.url}: uploaded")
 
@@ -362,23 +332,17 @@ def published(url: str, *, overwrite: bool = False, note: Callable[[str], None] 
         note: is called with what a person should know.
 
     Raises:
-        UsageError: the URL holds a file; nothing can be written to such URLs.
-        BertworksError: another process writes to it; see `Storage`.
+        UsageError: the URL holds a file.
+        BertworksError: another process writes to it; nothing can be written to such URLs; see `Storage`.
     """
-    store = Storage(url)
-    if store.scheme == "hf":
-        hint = "bertworks push MODEL-FOLDER OWNER/NAME puts a model there; write to another URL"
-        raise UsageError("nothing is written to hf://", where=url, hint=hint)
+    store, hint = Storage(url), "bertworks push MODEL-FOLDER OWNER/NAME puts a model there; write to another URL"
+    require(store.scheme != "hf", "nothing is written to hf://", url, hint)
     local = cache_folder() / "work" / store.path
     if os.environ.get("RANK", "0") != "0":
         yield local
         return
     state, busy = atomic_write.hidden_sibling(local, CLAIM), "process {process} of this machine writes to this URL"
-    with atomic_write.folder_lock(state, busy, _ELSEWHERE):
-        try:
-            with _Upload(store, local, state / "writer", note) as upload:
-                upload.restore(overwrite)
-                yield local
-                upload.finish(overwrite)
-        finally:
-            remove(state)
+    with atomic_write.folder_lock(state, busy, _ELSEWHERE), _Upload(store, local, state, note) as upload:
+        upload.restore(overwrite)
+        yield local
+        upload.finish(overwrite)

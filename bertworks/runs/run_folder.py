@@ -91,9 +91,8 @@ def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
 
 def absolute(path: str | os.PathLike[str]) -> str:
     """A path or a glob that means the same from every folder, or a URL; "-" is standard input."""
-    if str(path) == "-" or url_of(path):
-        return url_of(path) or "-"
-    return os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
+    kept = url_of(path) or ("-" if str(path) == "-" else None)
+    return kept or os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
 
 
 def _read_request(path: Path) -> dict[str, Any]:
