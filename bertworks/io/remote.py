@@ -35,7 +35,7 @@ _MADE = (".safetensors", ".bin", ".json", ".npy", ".onnx", ".toml")  # files of 
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), GOOGLE_APPLICATION_CREDENTIALS (gs) or HF_TOKEN (hf)"
 _MISSING, _SPELLING = "there is no such bucket, folder or file", "check the spelling; a bucket must exist before"
 _BUSY, _TAKEN = "another process writes to this URL", "another process has written to this URL meanwhile"
-_ELSEWHERE = "wait for it, stop it, or choose another URL with -o"
+_ELSEWHERE = "wait for it, stop it, or choose another URL"
 
 
 def cache_folder() -> Path:
@@ -335,8 +335,8 @@ def published(url: str, *, overwrite: bool = False, note: Callable[[str], None] 
         UsageError: the URL holds a file.
         BertworksError: another process writes to it; nothing can be written to such URLs; see `Storage`.
     """
-    store, hint = Storage(url), "bertworks push MODEL-FOLDER OWNER/NAME puts a model there; write to another URL"
-    require(store.scheme != "hf", "nothing is written to hf://", url, hint)
+    store = Storage(url)
+    require(store.scheme != "hf", "nothing is written to hf://", url, "write to a folder, and push that")
     local = cache_folder() / "work" / store.path
     if os.environ.get("RANK", "0") != "0":
         yield local
