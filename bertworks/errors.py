@@ -87,12 +87,15 @@ def as_path(path: str | PathLike[str], what: str = "path") -> Path:
     """A path; that of a local copy of a URL. what: its name in the message.
 
     Raises:
-        UsageError: it is something else, such as a list of paths.
+        UsageError: it is something else, such as a list of paths; an output is a URL.
         BertworksError: the URL cannot be read.
     """
     if not isinstance(path, str | PathLike):
         raise UsageError(f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path")
-    if url := url_of(path):  # of a module that stands above this one, and is needed for URLs alone
+    if (url := url_of(path)) and what.startswith("output"):
+        hint = "write to the path that bertworks.published yields for this URL"
+        raise UsageError("a URL is no output of a function", where=url, hint=hint)
+    if url:  # the module stands above this one, and is needed for URLs alone
         return Path(import_module("bertworks.io.remote").fetched(url))
     return Path(path)
 

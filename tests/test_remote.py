@@ -18,8 +18,9 @@ from tiny import write_corpus, write_recipe
 
 import bertworks
 from bertworks.cli.main import main
-from bertworks.errors import BertworksError, as_path, url_of
+from bertworks.errors import BertworksError, UsageError, as_path, url_of
 from bertworks.io import remote
+from bertworks.io.atomic_write import write_text
 from bertworks.io.remote import MANIFEST, Storage, create_once, fetched, published
 from bertworks.runs import training_run
 
@@ -315,6 +316,13 @@ def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.Monk
     }.items():
         with pytest.raises(BertworksError, match=what):
             as_path(url)
+    for output in ("memory://b/nothing", Path("memory://b/nothing")):
+        with pytest.raises(UsageError, match="a URL is no output of a function"):
+            as_path(output, "output")
+        with pytest.raises(UsageError, match="a URL is no output of a function"):
+            write_text(output, "text")
+    with pytest.raises(BertworksError, match="a whole bucket"), published("memory://bucket/"):
+        pass
     with pytest.raises(BertworksError, match="nothing is written to hf"), published("hf://datasets/a/b/c.txt"):
         pass
     with pytest.raises(BertworksError, match=r"a URL with \.\."):

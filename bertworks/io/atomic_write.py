@@ -26,7 +26,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bertworks.errors import BertworksError, UsageError, explain_os_errors, require
+from bertworks.errors import BertworksError, UsageError, as_path, explain_os_errors, require
 from bertworks.io.processes import read_system_file
 
 _COUNTER = itertools.count()
@@ -218,7 +218,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(as_path(path, "output")))
     temporary = temporary_sibling(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -179,7 +179,7 @@ def fetched(url: str) -> Path:
     require(files, _MISSING, url, _SPELLING)
     manifest = store.manifest() if files.pop(MANIFEST, None) and not pattern else None
     if not (manifest or pattern or "" in files or store.scheme == "hf"):  # only texts that others have put there?
-        claimed = store.tried(lambda: store.fs.exists(store.key + CLAIM))
+        claimed = "/" in store.key and store.tried(lambda: store.fs.exists(store.key + CLAIM))
         what = f"the folder is not finished: it has no {MANIFEST}, which is uploaded last"
         hint = "run the command that writes it again; or copy the folder to this machine and check it"
         require(not claimed and not any(name.endswith(_MADE) for name in files), what, url, hint)
@@ -225,10 +225,10 @@ class _Upload:
         self.over.set()
         for thread in self.threads:
             thread.join()
+        if kind is not None:
+            self._attempt(self.snapshot)  # the last checkpoint of an interrupted run
         if not self.lost:
-            if kind is not None:
-                self.snapshot()  # the last checkpoint of an interrupted run
-            self.claim.delete([""])
+            self._attempt(lambda: self.claim.delete([""]))
         remove(self.state)
 
     def _take(self) -> None:
@@ -259,10 +259,13 @@ class _Upload:
 
     def _repeat(self, act: Callable[[], None]) -> None:
         while not self.over.wait(BEAT) and not self.lost:
-            try:
-                act()
-            except BertworksError as error:  # the work continues; the next time is another attempt
-                self.note(f"not uploaded yet: {error}")
+            self._attempt(act)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except (BertworksError, OSError) as error:  # the work continues; the next time is another attempt
+            self.note(f"not uploaded yet: {error}")
 
     def files(self) -> dict[str, Path]:
         """The files of the working copy, by name. Plans are made again."""
@@ -294,13 +297,12 @@ class _Upload:
         files = self.store.files()
         if "" in files:
             atomic_write.refuse_replacing(self.store.url, overwrite)
-        if self.local.is_file():
-            self.local.unlink()
-        self.saved = _newest(self.files())
-        if not overwrite and ((manifest := self.store.manifest()) or _newest(files) > self.saved):
+        if overwrite or self.local.is_file():
+            remove(self.local)
+        self.saved = -1 if overwrite else _newest(files)
+        if not overwrite and ((manifest := self.store.manifest()) or self.saved > _newest(self.files())):
             with atomic_write.replacing_folder(self.local) as temporary:
                 self.store.fill(temporary, manifest or files)
-            self.saved = _newest(files)
 
     def finish(self, overwrite: bool) -> None:
         """Uploads the output, and deletes the working copy."""
@@ -337,6 +339,7 @@ def published(url: str, *, overwrite: bool = False, note: Callable[[str], None] 
     """
     store = Storage(url)
     require(store.scheme != "hf", "nothing is written to hf://", url, "write to a folder, and push that")
+    require("/" in store.key.lstrip("/"), "this is a whole bucket, no file or folder in it", url, f"{store.url}/NAME")
     local = cache_folder() / "work" / store.path
     if os.environ.get("RANK", "0") != "0":
         yield local

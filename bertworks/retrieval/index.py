@@ -90,7 +90,7 @@ class Index(Documents):
         Raises:
             UsageError: the folder is not empty, or there is no stemmer for the language.
         """
-        refuse_documents(as_path(folder))  # before the model is read
+        refuse_documents(as_path(folder, "output"))  # before the model is read
         words = words_state(language)
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) or url_of(model) else str(Path(model).resolve())
@@ -324,7 +324,7 @@ def index_file(
     Raises:
         BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
     """
-    folder, reader = as_path(folder), RowReader(documents, read)
+    folder, reader = as_path(folder, "output"), RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length, language=language)
