@@ -2,7 +2,7 @@
 
     python benchmarks/remote.py [--rows 20000] [--runs 3] [--threads 1]
 
-Runs are processes of their own, interleaved; the ratio is that of the median times of whole commands. Each run on s3://
+Runs are processes of their own, interleaved; the ratios are those of whole commands. Each run on s3://
 has an empty cache: it copies the rows from the storage, and uploads the vectors. The vectors must be equal, and nothing
 else may stay in the storage. Needs s3fs and moto[server].
 """
@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             except Exception:
                 time.sleep(0.2)
         storage.put_file(str(rows), "bucket/rows.jsonl")
-        seconds: dict[str, list[float]] = {"disk": [], "s3": []}
+        seconds: dict[str, list[tuple[float, float]]] = {"disk": [], "s3": []}
         digests = set[str]()
         for run in range(arguments.runs):
             for where, data, output in (
@@ -81,19 +82,27 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     return results | {"bytes": rows.stat().st_size}
 
 
-def embed(data: str, output: str, variables: Mapping[str, str], arguments: argparse.Namespace) -> float:
-    """The seconds of a command."""
+def embed(data: str, output: str, variables: Mapping[str, str], arguments: argparse.Namespace) -> tuple[float, float]:
+    """The seconds of a command, and those of the CPU, which other programs change little."""
     words = ["-m", "bertworks.cli.main", "--threads", str(arguments.threads), "embed", "minilm", data, "-o", output]
     begin = time.perf_counter()
-    subprocess.run([sys.executable, *words], env=dict(variables), check=True, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - begin
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], env=dict(variables), check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - begin, cpu
 
 
 def table(results: Mapping[str, Any]) -> str:
-    times = {where: statistics.median(runs) for where, runs in results["seconds"].items()}
+    median = {where: [statistics.median(part) for part in zip(*runs)] for where, runs in results["seconds"].items()}
+    least = {where: [min(part) for part in zip(*runs)] for where, runs in results["seconds"].items()}
     lines = [f"{results['rows']:,} rows of {results['bytes'] / 1e6:.1f} MB, {len(results['seconds']['s3'])} runs"]
-    lines += [f"{where:<5} {seconds:7.1f} s" for where, seconds in times.items()]
-    return "\n".join([*lines, f"ratio {times['s3'] / times['disk']:7.3f}"])
+    lines.append("       seconds: median   least   CPU, median   CPU, least")
+    for name in median:
+        (wall, cpu), (least_wall, least_cpu) = median[name], least[name]
+        lines.append(f"{name:<5}{wall:18.1f}{least_wall:8.1f}{cpu:14.1f}{least_cpu:13.1f}")
+    ratio = [part["s3"][kind] / part["disk"][kind] for kind in (0, 1) for part in (median, least)]
+    return "\n".join([*lines, f"ratio{ratio[0]:18.2f}{ratio[1]:8.2f}{ratio[2]:14.2f}{ratio[3]:13.2f}"])
 
 
 if __name__ == "__main__":

@@ -92,10 +92,10 @@ def as_path(path: str | PathLike[str], what: str = "path") -> Path:
     """
     if not isinstance(path, str | PathLike):
         raise UsageError(f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path")
-    if (url := url_of(path)) and what.startswith("output"):
+    if url := url_of(path):
         hint = "write to the path that bertworks.published yields for this URL"
-        raise UsageError("a URL is no output of a function", where=url, hint=hint)
-    if url:  # the module stands above this one, and is needed for URLs alone
+        expect(not what.startswith("output"), "a URL is no output of a function", where=url, hint=hint)
+        # the module stands above this one, and is needed for URLs alone
         return Path(import_module("bertworks.io.remote").fetched(url))
     return Path(path)
 
@@ -119,6 +119,12 @@ def require(holds: object, what: str, where: object = "", hint: str | None = Non
     """
     if not holds:
         raise BertworksError(what, where=str(where or ""), hint=hint or "get the file again, or choose another model")
+
+
+def expect(holds: object, what: str, *, where: object = None, hint: str | None = None) -> None:
+    """Raise UsageError unless a condition holds, about what the user typed."""
+    if not holds:
+        raise UsageError(what, where=None if where is None else str(where), hint=hint)
 
 
 def check(holds: object, what: str) -> None:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, expect
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
@@ -51,7 +51,7 @@ def generate(
     seed: Annotated[int, console.at_least(0)] = 0,
     stop: console.Repeatable = None,
     text: console.Repeatable = None,
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
     """Continue texts with a model that reads from left to right (GPT-2).
@@ -149,7 +149,7 @@ def embed(
     guard_formulas: console.Flag = False,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
@@ -191,7 +191,7 @@ def index(
     approximate: console.Flag = False,
     verify: console.Flag = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     as_json: console.Json = False,
 ) -> None:
     """Create an index of documents, add documents, or delete some.
@@ -210,9 +210,8 @@ def index(
         bertworks index documents.csv -o INDEX --text body
         bertworks index -o INDEX --delete 17 --compact
     """
-    if documents is None and not (delete or compact or approximate or verify):
-        hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
-        raise UsageError("nothing to do", hint=hint)
+    hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
+    expect(documents is not None or delete or compact or approximate or verify, "nothing to do", hint=hint)
     if verify:
         bw.Index(output).verify()
         console.say(f"{output}: every file is as it was written")
@@ -244,7 +243,7 @@ def search(
     approximate: console.Flag = False,
     verify: console.Flag = False,
     model: str | None = None,
-    device: console.Device = "auto",
+    device: str = "auto",
 ) -> Iterator[console.Result]:
     """Find the best documents of an index for a query. With --json each is a JSON object on a line.
 

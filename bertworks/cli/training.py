@@ -12,7 +12,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.config import add_overrides
 from bertworks.datasets.values import names_of
-from bertworks.errors import UsageError
+from bertworks.errors import expect
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions, parse_size
@@ -96,7 +96,7 @@ def pretrain(
     language: console.Repeatable = None,
     parallel: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
     learning_rate: float | None = None,
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.TrainingPrecision = "auto",
     seed: int | None = None,
     workers: console.Workers = None,
@@ -240,7 +240,7 @@ def finetune(
     sweep: console.Repeatable = None,
     reset_head: console.Flag = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.TrainingPrecision = "auto",
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
@@ -287,9 +287,8 @@ def _finetune(
     if several.joint:
         joint = bw.make_joint_request(data, mix=several.mix, seeds=seeds, folds=folds, sweep=sweep, **options)
         return bw.joint_events(output, joint, **run)
-    if len(data) > 1 or several.mix:
-        what = "--mix is for --joint" if several.mix else f"{len(data)} data sets, and a model for one is trained"
-        raise UsageError(what, hint="--joint trains one encoder with a head for each")
+    what = "--mix is for --joint" if several.mix else f"{len(data)} data sets, and a model for one is trained"
+    expect(len(data) < 2 and not several.mix, what, hint="--joint trains one encoder with a head for each")
     request = bw.make_finetune_request(data[0], **options)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     return bw.finetune_events(output, request, **run) if len(trials) == 1 else bw.run_trials(output, trials, **run)
@@ -311,7 +310,7 @@ def predict(
     guard_formulas: console.Flag = False,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:

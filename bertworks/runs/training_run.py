@@ -10,6 +10,8 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bertworks.batching.batch import Batch
+from bertworks.batching.batch import Batch, Prefetched
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, save_checkpoint
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.joint_job import JointJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown
 from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures, write_plans
 from bertworks.training.budget import MEMORY, Pace
-from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, fixed_order, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel, has_accuracy
 from bertworks.training.optimization import make_optimizer
@@ -46,7 +47,7 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob | JointJob, device: torch.device):
+    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device):
         self.folder, self.job, self.device = folder, job, device
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
@@ -83,6 +84,10 @@ class TrainingRun:
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
         self.saved: int | None = None  # the step of the last checkpoint
+        # A GPU computes on while a thread writes a checkpoint, and while another makes the next batches.
+        self._writer = ThreadPoolExecutor(1) if device.type == "cuda" else None
+        self._writing: tuple[int, Future[Path]] | None = None  # the step of the checkpoint
+        self._ahead: Prefetched | None = None
         self.evaluate_every = job.evaluate_every or max(1, -(-self.job.num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
@@ -97,19 +102,27 @@ class TrainingRun:
         if self.rank == 0:
             remove_leftovers(self.folder / "checkpoints")
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
-        with self.shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
+        held = THREADS.hold(self.facts["threads"])
+        with self.shutdown.handling(), fixed_order(self.device) as is_fixed, held as threads:
+            if not is_fixed:
+                yield Event("note", "BERTWORKS_DETERMINISTIC=0: the last bits differ from run to run")
             if self.facts["threads"] not in (None, threads):
                 yield Event("note", f"{threads} threads, before {self.facts['threads']}: the last bits may differ")
             self.facts["threads"] = threads
             try:
                 yield from self._train(batches)
+                yield from self._written(waits=True)
             except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
                 # A RuntimeError: another process left before this one.
                 if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
                     raise
                 if self.step and self.saved != self.step:  # before the first step there is nothing to save
                     yield from self._save()
+                yield from self._written(waits=True)
                 raise self.shutdown.requested from None
+            finally:
+                if self._writer:
+                    self._writer.shutdown()  # the folder is ours until the checkpoint is complete
         yield self._done()
 
     def _train(self, batches: Callable[[int], list[Batch]]) -> Iterator[Event]:
@@ -150,6 +163,7 @@ class TrainingRun:
             if self._should_evaluate():
                 yield from self._evaluate()
                 last = time.perf_counter()
+            yield from self._written()
             if self._is_over() or self._is_due(saved):
                 yield from self._save()
                 saved = last = time.perf_counter()
@@ -171,6 +185,8 @@ class TrainingRun:
         plan = schedule.at(self.step)
         if plan.step == self.step:
             self.job.follow(plan.steps)
+            if self._ahead:
+                self._ahead.forget()
             now, slower = self.job.num_steps, "slower" if self.job.num_steps < before else "faster"
             text = f"{slower} than planned: {now:,} steps instead of {before:,}, to end in time"
             yield Event("note", text, {"steps": now})
@@ -201,10 +217,9 @@ class TrainingRun:
         self.skipped = torch.stack([total + step.skipped, row, torch.maximum(most, row)])
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
-            what = "recipe.toml is not the one that this run began with"
-            hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
-            raise UsageError(what, where=str(self.folder), hint=hint)
+        what = "recipe.toml is not the one that this run began with"
+        hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
+        expect(checkpoint.facts.get("recipe_sha256") == self.facts["recipe_sha256"], what, where=self.folder, hint=hint)
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
                 what = f"the checkpoint does not fit the recipe: {name}"
@@ -227,6 +242,8 @@ class TrainingRun:
         self.notes += [Event("note", text) for text in texts]
         if self.rank == 0 and self.world_size > 1:
             dist.barrier()
+        if self.device.type == "cuda":
+            batches = self._ahead = Prefetched(batches, self.device)
         return batches
 
     def _state(self) -> dict[str, Tensor]:
@@ -248,9 +265,24 @@ class TrainingRun:
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
             self.facts |= {"spent": time.perf_counter() - self.schedule.begin, "pace": self._pace.state}
-        path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
+        state, checkpoints = self._state(), self.folder / "checkpoints"
+        if self._writer:
+            yield from self._written(waits=True)
+            state, facts = {name: x.to("cpu", copy=True) for name, x in state.items()}, deepcopy(self.facts)
+            writing = self._writer.submit(save_checkpoint, checkpoints, self.step, state, facts, best=best)
+            self._writing = self.step, writing
+            self._save_seconds = time.perf_counter() - begin
+            return
+        path = save_checkpoint(checkpoints, self.step, state, self.facts, best=best)
         self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
+
+    def _written(self, waits: bool = False) -> Iterator[Event]:
+        """The event of a checkpoint that the thread has written since the last look; it raises what stopped it."""
+        if self._writing and (waits or self._writing[1].done()):
+            step, future = self._writing
+            self._writing, path = None, future.result()
+            yield Event("saved", f"saved {path}", {"step": step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
         """The first process evaluates; its figures decide in all processes whether the training continues."""

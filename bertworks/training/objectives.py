@@ -10,7 +10,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -24,7 +24,8 @@ from bertworks.models.config import EncoderConfig, Head
 from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
-CHUNK_BYTES = 1 << 27  # of logits in memory at the same time
+CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time
+_ALIGNED = 8  # numbers: a GPU multiplies matrices slowly where a row is no multiple of 16 bytes
 
 
 class LossSum(NamedTuple):
@@ -63,11 +64,15 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
     def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         targets = labels[rows]
         correct = _num_correct(logits, targets)
-        torch.softmax(logits, -1, out=logits)
+        # A GPU's kernel does not promise that it may write over what it reads.
+        torch.softmax(logits.clone() if logits.is_cuda else logits, -1, out=logits)
         probability = logits.gather(1, targets[:, None]).float()
         logits[torch.arange(len(targets), device=logits.device), targets] -= 1
         return -probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum(), correct
 
+    if x.is_cuda and (extra := -len(embeddings) % _ALIGNED):  # tokens of probability 0: three times as fast
+        bias = F.pad(x.new_zeros(len(embeddings)) if bias is None else bias, (0, extra), value=-math.inf)
+        embeddings = F.pad(embeddings, (0, 0, 0, extra))
     return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
 
 
@@ -105,8 +110,10 @@ def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Ten
     size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
     tokens = [torch.zeros(0, dtype=torch.long, device=x.device)]
     for rows, numbers in zip(x.split(size), draws.split(size), strict=True):
-        sums = F.linear(rows, embeddings, bias).float().softmax(-1).cumsum(-1)
-        found = torch.searchsorted(sums, numbers[:, None].float() * sums[:, -1:], right=True)
+        p = F.linear(rows, embeddings, bias).float().softmax(-1)
+        # On a GPU, only sums of whole numbers have a fixed order in torch.
+        sums = ((p.double() * 2**40).long() if p.is_cuda else p).cumsum(-1)
+        found = torch.searchsorted(sums, (numbers[:, None].float() * sums[:, -1:]).to(sums.dtype), right=True)
         tokens.append(found.squeeze(1).clamp_max(len(embeddings) - 1))
     return torch.cat(tokens)
 
@@ -128,7 +135,9 @@ class _VocabularyLoss(torch.autograd.Function):
         correct = torch.zeros_like(loss)
         grad_x = torch.empty_like(x) if needs_grad else None
         grad_embeddings = grad_bias = None
-        chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / CHUNK_BYTES)
+        chunks = math.ceil(
+            len(x) * len(embeddings) * x.element_size() / (GPU_CHUNK_BYTES if x.is_cuda else CHUNK_BYTES)
+        )
         size = math.ceil(len(x) / chunks) if chunks else 1
         for start in range(0, len(x), size):
             rows = x[start : start + size]
@@ -216,10 +225,7 @@ class Objective(NamedTuple):
 
 
 def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-    assert model.lm_head is not None
-    x = model.lm_head.transform(states)
-    embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
-    return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
+    return vocabulary_cross_entropy(*model.vocabulary_inputs(states), labels)
 
 
 def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
@@ -235,10 +241,7 @@ def _pair_loss(head: Head, model: "PretrainingModel", states: Tensor, labels: Te
 
 
 def _distillation_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
-    assert model.lm_head is not None
-    x = model.lm_head.transform(states)
-    embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
-    return vocabulary_divergence(x, embeddings, model.lm_head.bias, teacher, model.temperature)
+    return vocabulary_divergence(*model.vocabulary_inputs(states), teacher, model.temperature)
 
 
 def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
@@ -249,44 +252,23 @@ def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStat
 
 OBJECTIVES: Mapping[str, Objective] = {
     # Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1).
-    "masked_lm": Objective(
-        title="masked tokens",
-        heads=("lm_head",),
-        measures=(LOSS, ACCURACY, PERPLEXITY),
-        loss=_token_loss,
-    ),
+    "masked_lm": Objective("masked tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
     # Predict each token from those before it (Radford et al. 2018, section 3.1).
-    "causal_lm": Objective(
-        title="next tokens",
-        heads=("lm_head",),
-        measures=(LOSS, ACCURACY, PERPLEXITY),
-        loss=_token_loss,
-    ),
+    "causal_lm": Objective("next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
     # Predict whether segment B follows segment A (task 2).
     "next_sentence": Objective(
-        title="next sentence",
-        heads=("pooler", "next_sentence"),
-        measures=(LOSS, ACCURACY),
-        loss=partial(_pair_loss, "next_sentence"),
+        "next sentence", ("pooler", "next_sentence"), (LOSS, ACCURACY), partial(_pair_loss, "next_sentence")
     ),
     # Predict which of two segments comes first in the text (Lan et al. 2020, section 3.1).
     "sentence_order": Objective(
-        title="sentence order",
-        heads=("pooler", "sentence_order"),
-        measures=(LOSS, ACCURACY),
-        loss=partial(_pair_loss, "sentence_order"),
+        "sentence order", ("pooler", "sentence_order"), (LOSS, ACCURACY), partial(_pair_loss, "sentence_order")
     ),
     # Predict for each token whether the generator replaced it (Clark et al. 2020, section 2).
-    "replaced_token": Objective(
-        title="replaced tokens",
-        heads=("replaced_token",),
-        measures=(LOSS, ACCURACY),
-        loss=_replaced_loss,
-    ),
+    "replaced_token": Objective("replaced tokens", ("replaced_token",), (LOSS, ACCURACY), _replaced_loss),
     # Predict the probabilities that a teacher gives to all tokens, at every position (Sanh et al. 2019, section 3).
-    "distillation": Objective(title="teacher's logits", heads=("lm_head",), measures=(LOSS,), loss=_distillation_loss),
+    "distillation": Objective("teacher's logits", ("lm_head",), (LOSS,), _distillation_loss),
     # Give the last hidden states the direction of the teacher's (section 3, L_cos).
-    "cosine": Objective(title="teacher's states", heads=(), measures=(LOSS,), loss=_cosine_loss),
+    "cosine": Objective("teacher's states", (), (LOSS,), _cosine_loss),
 }
 OF_ALL_TOKENS = {"replaced_token", *TEACHER_OBJECTIVES}
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
@@ -386,29 +368,22 @@ class PretrainingModel(TrainableModel):
             masked, input_ids, replaced = self.replace_tokens(batch)
             states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
             return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
-        kinds = self._present(batch)
-        if not TEACHER_OBJECTIVES.isdisjoint(kinds):
-            return self._distil(batch)
-        positions = [self._positions(kind, batch) for kind in kinds]
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, torch.cat(positions))[-1]
-        parts = states.split([len(rows) for rows in positions])
-        return {
-            kind: OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
-            for kind, part in zip(kinds, parts, strict=True)
-        }
-
-    def _distil(self, batch: Batch) -> dict[str, LossSum]:
-        """The losses if some of them read the last states of all tokens, and those of a teacher."""
-        assert self.teacher is not None
-        teacher = self.teacher(batch)
-        states, losses = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1], {}
-        for kind in self._present(batch):
-            if kind in TEACHER_OBJECTIVES:
-                losses[kind] = OBJECTIVES[kind].loss(self, states, teacher)
-            else:
-                part = states.index_select(0, self._positions(kind, batch))
-                losses[kind] = OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
-        return losses
+        kinds, inputs = self._present(batch), (batch.input_ids, batch.layout, batch.token_type_ids)
+        read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
+        if TEACHER_OBJECTIVES.isdisjoint(kinds):
+            positions = [self._positions(kind, batch) for kind in kinds]
+            parts = self.encoder(*inputs, torch.cat(positions))[-1].split([len(rows) for rows in positions])
+            read = ((part, batch.targets[kind].labels) for kind, part in zip(kinds, parts, strict=True))
+        else:  # some losses read the last states of all tokens, and those of a teacher
+            assert self.teacher is not None
+            teacher, states = self.teacher(batch), self.encoder(*inputs)[-1]
+            read = (
+                (states, teacher)
+                if kind in TEACHER_OBJECTIVES
+                else (states.index_select(0, self._positions(kind, batch)), batch.targets[kind].labels)
+                for kind in kinds
+            )
+        return {kind: OBJECTIVES[kind].loss(self, *one) for kind, one in zip(kinds, read, strict=True)}
 
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the logits of the vocabulary at the masked tokens."""
@@ -417,17 +392,21 @@ class PretrainingModel(TrainableModel):
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, positions)[-1]
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
 
+    def vocabulary_inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the logits of the vocabulary are computed from: x [M, width], the embeddings [V, width], the bias."""
+        assert self.lm_head is not None
+        x = self.lm_head.transform(states)
+        return x, self.encoder.embeddings.token.weight.to(x.dtype), self.lm_head.bias
+
     def replace_tokens(self, batch: Batch) -> tuple[LossSum, Tensor, Tensor]:
         """The loss of the generator; int64 [T]: the tokens with the predicted ones from the generator; bool [T]: which
         of them differ from the original. A sample that equals the original counts as original."""
         assert self.generator is not None
-        assert self.generator.lm_head is not None
-        encoder, head, target = self.generator.encoder, self.generator.lm_head, batch.targets["masked_lm"]
-        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, target.positions)[-1]
-        x = head.transform(states)
-        embeddings = encoder.embeddings.token.weight.to(x.dtype)
-        masked = vocabulary_cross_entropy(x, embeddings, head.bias, target.labels)
-        tokens = sample_tokens(x, embeddings, head.bias, batch.targets["replaced_token"].labels)
+        generator, target = self.generator, batch.targets["masked_lm"]
+        states = generator.encoder(batch.input_ids, batch.layout, batch.token_type_ids, target.positions)[-1]
+        inputs = generator.vocabulary_inputs(states)
+        masked = vocabulary_cross_entropy(*inputs, target.labels)
+        tokens = sample_tokens(*inputs, batch.targets["replaced_token"].labels)
         replaced = torch.zeros_like(batch.input_ids, dtype=torch.bool)
         replaced[target.positions] = tokens != target.labels
         return masked, batch.input_ids.index_copy(0, target.positions, tokens), replaced
