@@ -43,6 +43,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from bertworks.events import Event
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
 
@@ -89,6 +90,7 @@ class RawText:
 
 Raw = Annotated[RawText, Parameter("*")]  # each of its fields is an option
 Read = Annotated[ReadOptions, Parameter("*")]
+InBulk = Annotated[Bulk, Parameter("*", negative="")]
 Settings = Annotated[Repeatable, Parameter("--set")]
 
 

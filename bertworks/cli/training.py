@@ -15,6 +15,7 @@ from bertworks.datasets.values import names_of
 from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions, parse_size
 from bertworks.io.text_files import file_or_texts
 
@@ -313,6 +314,7 @@ def predict(
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
+    bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
     """Predict every row of a file, or texts. Predictions are added to the columns of the input, in its order.
@@ -338,6 +340,6 @@ def predict(
     events = bw.predict_file(
         bw.task_folder(model, task), file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
         probabilities=probabilities, threshold=threshold, kind=kind, guard_formulas=guard_formulas, read=read,
-        device=device, precision=precision,
+        device=device, precision=precision, bulk=bulk,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

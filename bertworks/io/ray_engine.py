@@ -1,0 +1,111 @@
+"""Work in the processes of a Ray cluster, with the signature of `processes.in_processes`. Only Ray Core is used: tasks.
+
+Ray schedules, and tries a task again when its process or its node is lost. What a task makes is a file that is created
+once (`portions`), so a task that runs twice does no harm.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any
+
+from bertworks.errors import BertworksError, UsageError, optional_import
+
+_SECONDS = 5.0  # for a head to accept a connection
+
+
+@cache
+def _work(maker: str, settings: str) -> Callable[[Any], Any]:
+    """The function of a job. A process makes it once: it may hold a model."""
+    work: Callable[[Any], Any] = resolve_name(maker)(*json.loads(settings))
+    return work
+
+
+def call(maker: str, settings: str, value: Any) -> Any:
+    """The task: the result for a value, or the exception, as a value."""
+    try:
+        return _work(maker, settings)(value)
+    except Exception as error:
+        return error
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect to a cluster, or start one on this machine.
+
+    Raises:
+        UsageError: the head does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports to its makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do; else it warns
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+    if address != "ray":
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        hint = "start it there: ray start --head --ray-client-server-port 10001; or --on local"
+        try:
+            socket.create_connection((host, int(port)), _SECONDS).close()
+            ray.init(address, **options)
+        except (OSError, ConnectionError, RuntimeError) as error:
+            raise UsageError(f"no Ray head answers: {error}", where=address, hint=hint) from error
+        return
+    is_main = threading.current_thread() is threading.main_thread()
+    former = signal.getsignal(signal.SIGTERM)
+    ray.init(include_dashboard=False, **options)
+    if is_main:  # Ray puts another one in its place, which ends the process with another exit code
+        signal.signal(signal.SIGTERM, former)
+
+
+def in_ray(
+    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str,
+    tries: int = 1, address: str = "ray", threads: int = 1, gpus: int = 0,
+) -> Generator[Any, None, None]:  # fmt: skip
+    """Yield the result of each input, in order. Twice as many inputs as there are workers are on their way.
+
+    Args:
+        workers: the most tasks at a time; None: all that the cluster has room for, also that of later nodes.
+        address: "ray": the cluster of RAY_ADDRESS, or one that is started here; "ray://HOST:10001": that one.
+        threads, gpus: that a task needs.
+
+    Raises:
+        UsageError: the head does not answer.
+        BertworksError: a task raised it, or ended its process in all tries; Ray is not installed.
+    """
+    with optional_import("--on ray", '"bertworks[ray]"'):
+        import ray
+    if mine := not ray.is_initialized():
+        _connect(ray, address)
+    need = {"num_cpus": threads, "num_gpus": min(gpus, 1)}
+    task = ray.remote(max_retries=tries - 1, **need)(call)
+    pending: deque[tuple[Any, Any]] = deque()
+
+    def result() -> Any:
+        value, reference = pending.popleft()
+        try:
+            result = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            how = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+            raise BertworksError(ended.format(value=value, how=how), hint=hint) from error
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    try:
+        for value in inputs:
+            # The value is kept only to name it: its number, not its rows.
+            pending.append((value[:1], task.remote(maker, json.dumps(settings), value)))
+            kind, each = ("GPU", 1) if gpus else ("CPU", threads)
+            room = max(1, int(ray.cluster_resources().get(kind, 1) // each))
+            while len(pending) >= 2 * min(room, workers or room):
+                yield result()
+        while pending:
+            yield result()
+    finally:
+        for _, reference in pending:
+            ray.cancel(reference, force=True)
+        if mine:
+            ray.shutdown()
