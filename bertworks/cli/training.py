@@ -30,8 +30,8 @@ def vocab(
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
-    workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
+    bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
@@ -53,7 +53,8 @@ def vocab(
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens)
     memory = parse_size(max_memory, "--max-memory")
     refuse_existing(output / "tokenizer.json", overwrite)
-    return make_vocabulary(read_text(inputs, **vars(raw)), output, config, max_memory=memory, workers=workers)
+    options = {"max_memory": memory, "workers": bulk.workers}
+    return make_vocabulary(read_text(inputs, **vars(raw)), output, config, bulk=bulk, **options)
 
 
 def prepare(
@@ -62,8 +63,8 @@ def prepare(
     *,
     tokenizer: Path,
     output: console.Output,
-    workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
+    bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Tokenize raw text in parallel, and write shards of token ids for `pretrain`.
@@ -78,7 +79,8 @@ def prepare(
     from bertworks.runs.prepare import make_shards, read_text
 
     vocabulary = bw.Tokenizer.load(tokenizer)
-    return make_shards(read_text(inputs, **vars(raw)), output, vocabulary, workers=workers, overwrite=overwrite)
+    options = {"overwrite": overwrite, "workers": bulk.workers, "bulk": bulk}
+    return make_shards(read_text(inputs, **vars(raw)), output, vocabulary, **options)
 
 
 def pretrain(

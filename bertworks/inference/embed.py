@@ -30,7 +30,6 @@ from bertworks.inference.predict import (
     COMPARED,
     bulk_portions,
     compute_file,
-    in_any_process,
     portions,
     refuse_taken,
     results_in,
@@ -362,7 +361,7 @@ def embed_file(
 
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     options = pooling, normalize, max_length, device, precision, None
-    job = bulk_portions(bulk, output, "embed", reader, settings, device, VECTOR_MAKER, in_any_process(model), *options)
+    job = bulk_portions(bulk, output, "embed", reader, settings, device, VECTOR_MAKER, str(model), *options)
     yield from compute_file(
         "embed", reader, output, settings, _texts(reader, columns, empty, names), partial(_portion, embedder, None),
         write, job=job,

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
-from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Row, RowReader
@@ -302,7 +301,7 @@ def predict_file(
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
     job = bulk_portions(
         bulk, output, "predict", reader, settings, device, "bertworks.inference.predict:prediction_maker",
-        in_any_process(model), device, precision, threshold, asdict(fields),
+        str(model), device, precision, threshold, asdict(fields),
     )  # fmt: skip
     yield from compute_file(
         "predict", reader, output, settings, rows, compute, write, empty=empty, job=job,
@@ -327,11 +326,6 @@ def prediction_maker(
     machine = fixed_machine(device, threads)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     return {"model": predictor.fingerprint, **machine}, partial(_predictions, predictor, OutputFields(**fields))
-
-
-def in_any_process(model: str | Path) -> str:
-    """A model as another process, with another working folder, finds it."""
-    return str(model) if is_model_name(model) else str(Path(model).expanduser().absolute())
 
 
 def _compare(ours: Predictor, first: Iterator[Item | None]) -> Event:

@@ -58,7 +58,7 @@ class Portions:
         self.folder, self.output, self.bulk = target.with_name(f"{target.name}.parts"), str(output), bulk
         self._job = json.loads(json.dumps({"version": __version__, **identity}))
         self._fingerprint = json_sha256(self._job)[:8]
-        self._work = [str(self.folder), self._fingerprint, maker, list(settings)]
+        self._maker, self._settings = maker, list(settings)
         self._threads, self._gpus = threads, gpus
 
     @contextmanager
@@ -84,13 +84,13 @@ class Portions:
             remove(self.folder)
 
     def make(
-        self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made]
+        self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None
     ) -> Generator[Event, None, list[Path]]:
         """Make the portions that do not exist yet. Returns the files of all in order; for a part, none.
 
         Args:
             inputs: of the portions, in order; values that can be pickled. They are the same in each part.
-            compute: the function of the maker, for this process.
+            compute: the function of the maker, if this process has it already.
 
         Raises:
             BertworksError: --join, and portions are missing; a portion ended its process three times.
@@ -120,10 +120,12 @@ class Portions:
             require(not absent, what, self.folder, hint)
             names: Iterable[str] = ()
         elif self.bulk.part:
-            names = (create(self.folder, self._fingerprint, n, *compute(value)) for n, value in missing())
+            work = compute or resolve_name(self._maker)(*self._settings)[1]
+            names = (create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing())
         else:
-            engine, maker = self._engine(), "bertworks.io.portions:PortionMaker"
-            names = engine(maker, self._work, missing(), ended=_ENDED, hint=_AGAIN, tries=_TRIES)
+            maker = "bertworks.io.portions:PortionMaker"
+            work = [str(self.folder), os.getcwd(), self._fingerprint, self._maker, self._settings]
+            names = self._engine()(maker, work, missing(), ended=_ENDED, hint=_AGAIN, tries=_TRIES)
         for made, name in enumerate(names, 1):
             found[int(name.partition("-")[0])] = self.folder / name
             fields = {"stage": stage, "what": "portions", "amount": made}
@@ -152,8 +154,10 @@ class PortionMaker:
         BertworksError: the folder is not visible here, or this machine or its model would give other results.
     """
 
-    def __init__(self, folder: str, fingerprint: str, maker: str, settings: Sequence[Any]):
+    def __init__(self, folder: str, working: str, fingerprint: str, maker: str, settings: Sequence[Any]):
         job = _read_job(Path(folder))
+        with explain_os_errors(f"not visible on {socket.gethostname()}", working, "start the job in a shared folder"):
+            os.chdir(working)  # paths are as they were typed
         require(json_sha256(job)[:8] == fingerprint, "the job has changed", folder, "run the same command again")
         identity, self._compute = resolve_name(maker)(*settings)
         self._folder, self._fingerprint = Path(folder), fingerprint
