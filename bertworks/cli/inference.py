@@ -194,6 +194,7 @@ def index(
     verify: console.Flag = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
+    bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
     """Create an index of documents, add documents, or delete some.
@@ -221,7 +222,7 @@ def index(
     if documents is not None:
         events = bw.index_file(
             documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
-            max_length=max_length, language=language, device=device, read=read,
+            max_length=max_length, language=language, device=device, read=read, bulk=bulk,
         )  # fmt: skip
         console.show_events(events, as_json=as_json)
     if delete:

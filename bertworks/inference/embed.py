@@ -363,14 +363,14 @@ def embed_file(
     options = pooling, normalize, max_length, device, precision, None
     job = bulk_portions(bulk, output, "embed", reader, settings, device, VECTOR_MAKER, str(model), *options)
     yield from compute_file(
-        "embed", reader, output, settings, _texts(reader, columns, empty, names), partial(_portion, embedder, None),
-        write, job=job,
+        "embed", reader, output, settings, _texts(reader, columns, empty, names),
+        partial(portion_of_vectors, embedder, None), write, job=job,
         empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
         examples=lambda texts: embedder.examples((f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)),
     )  # fmt: skip
 
 
-def _portion(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]) -> tuple[int, bytes]:
+def portion_of_vectors(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]) -> tuple[int, bytes]:
     """The number of truncated texts, and the vectors. prompts: names; then, as an index has them, of length 1."""
     if prompts is not None:
         return 0, normalized(embedder.embed(texts, prompt=embedder.settings.prompt(*prompts))).tobytes()
@@ -386,7 +386,7 @@ def vector_maker(
     machine, options = fixed_machine(device, threads), {"normalize": normalize, "max_length": max_length}
     embedder = Embedder(model, pooling=pooling, device=device, precision=precision, **options)  # type: ignore[arg-type]
     identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
-    return identity, partial(_portion, embedder, prompts)
+    return identity, partial(portion_of_vectors, embedder, prompts)
 
 
 def _finished(

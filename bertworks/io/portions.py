@@ -124,7 +124,7 @@ class Portions:
             names = (create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing())
         else:
             maker = "bertworks.io.portions:PortionMaker"
-            work = [str(self.folder), os.getcwd(), self._fingerprint, self._maker, self._settings]
+            work = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
             names = self._engine()(maker, work, missing(), ended=_ENDED, hint=_AGAIN, tries=_TRIES)
         for made, name in enumerate(names, 1):
             found[int(name.partition("-")[0])] = self.folder / name

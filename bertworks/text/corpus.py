@@ -294,7 +294,7 @@ class CorpusReader:
     Args:
         inputs: the paths, or rows in memory as in `pretrain`. Of folders: .txt .jsonl .csv .tsv .parquet, their other
             usual suffixes (.text .ndjson .tab .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz
-            .bz2. Names with "_" first, other suffixes, links, pipes and devices are skipped and counted; hidden files not.
+            .bz2. Names with "_" first, other suffixes, links, pipes and devices are skipped and counted, hidden not.
         text_column: the column or field of the text; None: inferred per file, and reported.
         documents: the end of a document in plain text; "auto": inferred from the first megabyte of each file, and
             reported.
