@@ -184,8 +184,7 @@ def evaluate_mlm(
     (source := ModelFolder(path)).require_language()
     config, state, tokenizer = source.load(needs={"encoder"})
     detects = "replaced_token" in (parts := component_names(state))
-    if not detects:
-        check_components(parts, {"lm_head"}, path)
+    check_components(parts, set() if detects else {"lm_head"}, path)
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
     if not 5 <= length <= longest:
@@ -206,14 +205,11 @@ def evaluate_mlm(
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
         bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, length=length, windows=most)
-    settings = {"text": reader.content_sha256(), "read": [text_column, documents, encoding], "length": length}
-    settings |= {"sequences": most, "precision": precision}
+    settings = {"text": reader.content_sha256(), "read": [text_column, documents, encoding]}
+    settings |= {"length": length, "sequences": most, "precision": precision}
     elsewhere = portions_of_figures(model, kinds, detects, precision, device, output, bulk, settings, on_note)
-    if (found := mlm_figures(network, batches, bits, precision, elsewhere)) is None:
-        return None
-    tokens, count = found.pop("masked_tokens"), sum(batch.layout.num_sequences for batch in batches)
-    result = found | {"sequences": float(count), "masked_tokens": tokens, "characters": float(bits.characters)}
-    if output:
+    result = mlm_figures(network, batches, bits, precision, elsewhere)
+    if output and result:
         write_json(as_path(output).expanduser(), result)
     return result
 

@@ -83,12 +83,16 @@ def mlm_figures(
     found = list(map(json.loads, contents))
     masks, rest = ([term for name, terms, _ in found if name == kind for term in terms] for kind in ("masks", "bits"))
     stats = _added(masks)
-    result = figures(stats) | {"masked_tokens": float(stats["masked_lm"].count)}
+    result = figures(stats)
     if bits.characters:
         (scored,) = _added(rest).values()
         result[BITS] = scored.loss * scored.count / math.log(2) / bits.characters
     ranked = [(np.array(scores), np.array(replaced)) for _, _, pairs in found for scores, replaced in pairs]
-    return result | (ranking_figures(ranked) if ranked else {})
+    counts = {
+        "sequences": sum(batch.layout.num_sequences for batch in batches), "masked_tokens": stats["masked_lm"].count,
+        "characters": bits.characters,
+    }  # fmt: skip
+    return result | (ranking_figures(ranked) if ranked else {}) | {name: float(n) for name, n in counts.items()}
 
 
 def portions_of_figures(

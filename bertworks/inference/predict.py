@@ -34,6 +34,7 @@ from bertworks.io.tables import Data, ReadOptions, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
+PREDICTION_MAKER = "bertworks.inference.predict:prediction_maker"
 COMPARED = 64  # rows that are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
 _OF_EMPTY = {"predict": "have no prediction", "embed": "get the vector of an empty text"}  # rows without text
@@ -139,9 +140,7 @@ def compute_file(
         if job:
             stack.enter_context(job.open())
             inputs = (portion for _, portion in groups())
-            first = list(islice(inputs, 1))
-            for portion in first:
-                yield from examples(portion)
+            yield from chain.from_iterable(map(examples, first := list(islice(inputs, 1))))
             files = yield from job.make(stage, chain(first, inputs), compute)
             if job.bulk.part:
                 return
@@ -149,8 +148,7 @@ def compute_file(
             folder = stack.enter_context(_portions_folder(output))
             files = yield from _made_here(stage, folder, fingerprint(reader, settings), groups(), compute, examples)
         yield from notes_on(reader, empty, _OF_EMPTY[stage])
-        if written := write(files):
-            yield Event("note", written)
+        yield from (Event("note", note) for note in filter(None, [write(files)]))
     truncated = sum(int(file.name.rpartition("-")[2]) for file in files)
     note = f"; {truncated:,} texts were truncated" if truncated else ""
     fields = {"output": str(output), "rows": done, "truncated": truncated, **fields}
@@ -289,8 +287,7 @@ def predict_file(
         yield _compare(predictor, _items(reader, schema, d, fields, IssueCounter()))
 
     def write(files: Sequence[Path]) -> str | None:
-        rows_of = partial(json.loads, parse_float=lambda digits: round(float(digits), _DIGITS))
-        columns = (row for file in files for row in rows_of(results_in(file)))
+        columns = chain.from_iterable(map(_rows_in, files))
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
             return None
@@ -299,10 +296,8 @@ def predict_file(
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
-    job = bulk_portions(
-        bulk, output, "predict", reader, settings, device, "bertworks.inference.predict:prediction_maker",
-        str(model), device, precision, threshold, asdict(fields),
-    )  # fmt: skip
+    options = str(model), device, precision, threshold, asdict(fields)
+    job = bulk_portions(bulk, output, "predict", reader, settings, device, PREDICTION_MAKER, *options)
     yield from compute_file(
         "predict", reader, output, settings, rows, compute, write, empty=empty, job=job,
         examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
@@ -317,6 +312,14 @@ def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item
     columns = [fields.empty_columns if item is None else fields.columns(*next(answers)) for item in rows]
     truncated = sum(row["truncated_tokens"] > 0 for row in columns)
     return truncated, json.dumps(columns, ensure_ascii=False).encode()
+
+
+def _rows_in(portion: Path) -> list[dict[str, Any]]:
+    """The new columns of the rows of a portion."""
+    rows: list[dict[str, Any]] = json.loads(
+        results_in(portion), parse_float=lambda digits: round(float(digits), _DIGITS)
+    )
+    return rows
 
 
 def prediction_maker(

@@ -180,10 +180,9 @@ def in_processes(
         settings: values that JSON can hold.
         inputs: values that can be pickled, as the results.
         workers: processes; None: one per CPU; 1: this process only, unless `always`.
-        ended, hint: the error when a worker dies. {number} becomes the number of the input, {value[0]} its first part,
-            {how} the exit status.
-        tries: processes that an input may end before this is an error.
-        gpus: that the processes share, each one its own.
+        ended, hint: the error when an input has ended as many processes as `tries`. {number} becomes its number,
+            {value[0]} its first part, {how} the exit status.
+        gpus: that the processes share.
 
     Raises:
         BertworksError: a worker was killed, or raised this error.
