@@ -53,8 +53,8 @@ def vocab(
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens)
     memory = parse_size(max_memory, "--max-memory")
     refuse_existing(output / "tokenizer.json", overwrite)
-    options = {"max_memory": memory, "workers": bulk.workers}
-    return make_vocabulary(read_text(inputs, **vars(raw)), output, config, bulk=bulk, **options)
+    reader = read_text(inputs, **vars(raw))
+    return make_vocabulary(reader, output, config, bulk=bulk, max_memory=memory, workers=bulk.workers)
 
 
 def prepare(
@@ -79,8 +79,8 @@ def prepare(
     from bertworks.runs.prepare import make_shards, read_text
 
     vocabulary = bw.Tokenizer.load(tokenizer)
-    options = {"overwrite": overwrite, "workers": bulk.workers, "bulk": bulk}
-    return make_shards(read_text(inputs, **vars(raw)), output, vocabulary, **options)
+    reader = read_text(inputs, **vars(raw))
+    return make_shards(reader, output, vocabulary, overwrite=overwrite, bulk=bulk, workers=bulk.workers)
 
 
 def pretrain(

@@ -205,7 +205,7 @@ def evaluate_mlm(
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
         bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, length=length, windows=most)
-    settings = {"text": reader.content_sha256(), "read": [text_column, documents, encoding]}
+    settings: dict[str, Any] = {"text": reader.content_sha256(), "read": [text_column, documents, encoding]}
     settings |= {"length": length, "sequences": most, "precision": precision}
     elsewhere = portions_of_figures(model, kinds, detects, precision, device, output, bulk, settings, on_note)
     result = mlm_figures(network, batches, bits, precision, elsewhere)

@@ -71,11 +71,8 @@ def mlm_figures(
     in_portions: Callable[[Sequence[Task], Callable[[Task], tuple[int, bytes]]], Iterable[bytes] | None] | None = None,
 ) -> dict[str, float] | None:  # fmt: skip
     """The figures of a masked LM; None after a part. in_portions: makes the portions elsewhere; None: here."""
-    tasks: list[Task] = [
-        (kind, some[n : n + _BATCHES])
-        for kind, some in (("masks", batches), ("bits", bits.batches))
-        for n in range(0, len(some), _BATCHES)
-    ]
+    by_kind: dict[Kind, Sequence[Batch]] = {"masks": batches, "bits": bits.batches}
+    tasks = [(kind, some[n : n + _BATCHES]) for kind, some in by_kind.items() for n in range(0, len(some), _BATCHES)]
     compute = partial(_compute, network, network.replaced_token is not None, precision)
     contents = in_portions(tasks, compute) if in_portions else (compute(task)[1] for task in tasks)
     if contents is None:

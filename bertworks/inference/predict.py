@@ -259,17 +259,16 @@ def predict_file(
     guard_formulas: bool = False,
     bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
-    """Write the prediction for every row of a file next to the columns of the row, in order. Call it again to resume
-    after an interruption. The output appears when it is complete.
+    """Write the prediction for every row of a file next to the columns of the row, in order. Call it again to resume.
+    The output appears when it is complete.
 
     Args:
         data, output: files; "-" is standard input and output. Data may also be rows in memory, see `finetune`, or texts
-            (two for each row of pairs or questions). The suffix of the output gives its format. CoNLL, for tags: the
-            lines of the data with a further column, if that is CoNLL, else words and their tags.
+            (two for each row of pairs or questions). The suffix of the output gives its format. CoNLL, for tags: lines
+            of the data with a further column, if that is CoNLL, else words and tags.
         text: the columns of the text; (): those of the training, else inferred.
-        top_k, probabilities, threshold: see `Predictor`.
+        top_k, probabilities, threshold: see `Predictor`. bulk: worker processes, a cluster, or a part of the rows.
         guard_formulas: in csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
-        bulk: worker processes, a cluster, or a part of the rows.
 
     Raises:
         BertworksError, UsageError: no such model or column; a row that cannot be predicted, with its line.
@@ -295,12 +294,12 @@ def predict_file(
 
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
-    rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
+    rows = _items(reader, schema, d, fields, empty)
     options = str(model), device, precision, threshold, asdict(fields)
     job = bulk_portions(bulk, output, "predict", reader, settings, device, PREDICTION_MAKER, *options)
     yield from compute_file(
-        "predict", reader, output, settings, rows, compute, write, empty=empty, job=job,
-        examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
+        "predict", reader, output, settings, rows, partial(_predictions, predictor, fields), write,
+        empty=empty, job=job, examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
         size=lambda item: item.characters if item else 0,
         document=lambda item: item.document if item and d.document_context else "",
     )  # fmt: skip

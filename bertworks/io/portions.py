@@ -4,9 +4,9 @@
 - `pack`, `unpack`: several values in one portion
 
 A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of `job.json`: everything that
-the results depend on. Whoever makes a portion writes it to a temporary file, flushes it and links it to its name; the
-second one to do so throws its own away. So each portion is there once and complete, whatever is killed, and an engine
-only schedules.
+the results depend on. A process that makes a portion writes it to a temporary file, flushes it and links it to its
+name; the second one to do so throws its own away. So each portion is there once and complete, whatever is killed, and
+an engine only schedules.
 """
 
 import json
@@ -32,7 +32,7 @@ Made = tuple[int, bytes | Iterable[bytes]]
 _TRIES = 3  # of a portion whose process ends
 _JOB = "job.json"
 _ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
-_AGAIN = "the same command goes on with the other portions; fewer --workers need less memory"
+_AGAIN = "run the same command again: portions that are made are kept; fewer --workers need less memory"
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{8})-\d+")
 
 
@@ -72,8 +72,7 @@ class Portions:
             if not self.bulk.part:
                 busy = "another process is writing the same output"
                 stack.enter_context(folder_lock(self.folder, busy, "wait for it, or use another output"))
-            with explain_os_errors("cannot be written", self.folder, "choose another output with -o"):
-                self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             if not (self.folder / _JOB).exists():
                 write_json(draft := temporary_sibling(self.folder / _JOB), self._job)
                 _link(draft, self.folder / _JOB)
@@ -143,8 +142,8 @@ class Portions:
             return partial(in_processes, workers=count, gpus=self._gpus, always=True)
         from bertworks.io.ray_engine import in_ray
 
-        options = {"address": self.bulk.on, "threads": self._threads, "gpus": self._gpus}
-        return partial(in_ray, workers=workers, **options)
+        address = self.bulk.on or ""
+        return partial(in_ray, workers=workers, address=address, threads=self._threads, gpus=self._gpus)
 
 
 class PortionMaker:
