@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from bertworks.models.config import EncoderConfig as EncoderConfig
     from bertworks.models.encoder import Encoder as Encoder
     from bertworks.models.layout import Layout as Layout
-    from bertworks.retrieval.index import Index as Index
-    from bertworks.retrieval.indexing import index_file as index_file
+    from bertworks.retrieval.index import Index as Index, index_file as index_file
     from bertworks.runs.dataset_report import check_file as check_file
     from bertworks.runs.finetune import (
         finetune as finetune,

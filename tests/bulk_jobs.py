@@ -1,12 +1,13 @@
 """A job without a model, for tests of portions: squares of numbers, and processes that end or fail on the way.
 
-As a program: python -m tests.bulk_jobs FOLDER ENGINE COUNT SECONDS
+As a program: python -m tests.bulk_jobs FOLDER ENGINE COUNT SECONDS, or FOLDER cluster
 """
 
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,5 +60,30 @@ def run(
     return events, content
 
 
+def lose_a_node(folder: Path) -> None:
+    """The same on a cluster of three nodes, of which one is killed."""
+    from ray import init
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    nodes = [cluster.add_node(**options) for _ in range(2)]
+    init(address=cluster.address, log_to_driver=False)
+    killed = threading.Event()
+
+    def kill() -> None:
+        while len(list((folder / "out.parts").glob("0*"))) < 5:
+            time.sleep(0.1)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        killed.set()
+
+    threading.Thread(target=kill, daemon=True).start()
+    run(folder, Bulk(on="ray"), 60, 0.5)
+    assert killed.wait(30)
+
+
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), Bulk(on=sys.argv[2], workers=2), int(sys.argv[3]), float(sys.argv[4]))
+    if sys.argv[2] == "cluster":
+        lose_a_node(Path(sys.argv[1]))
+    else:
+        run(Path(sys.argv[1]), Bulk(on=sys.argv[2], workers=2), int(sys.argv[3]), float(sys.argv[4]))

@@ -312,6 +312,16 @@ def test_ray_gives_the_same_and_replaces_what_is_killed(cluster: Any, tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_node_that_is_lost(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "RAY_worker_niceness": "0"}
+    command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "cluster"]
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=300)
+    numbers = range(0, 120, 2)
+    assert (tmp_path / "out").read_bytes() == b"".join(json.dumps([n * n, (n + 1) ** 2]).encode() for n in numbers)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_many_kills(tmp_path: Path) -> None:
     """Drivers and workers are killed at random; each number is there once, and the bytes are those of one process."""

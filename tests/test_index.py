@@ -22,8 +22,7 @@ from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.io.binary_files import json_sha256
 from bertworks.io.tables import ReadOptions
-from bertworks.retrieval.index import Index
-from bertworks.retrieval.indexing import index_file
+from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.retrieval.store import MANIFEST, writing
 from bertworks.training.task_heads import TaskModel

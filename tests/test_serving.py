@@ -25,8 +25,7 @@ from bertworks.inference.embed import Embedder
 from bertworks.inference.explain import explain
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor
-from bertworks.retrieval.index import Index
-from bertworks.retrieval.indexing import index_file
+from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Batcher, InferenceJob, Limits

@@ -19,7 +19,7 @@ from bertworks.errors import BertworksError
 from bertworks.events import Event, printable
 from bertworks.inference.embed import Embedder, embed_file
 from bertworks.inference.predict import predict_file
-from bertworks.retrieval.indexing import index_file
+from bertworks.retrieval.index import index_file
 from bertworks.runs.dataset_report import check_file
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.text.tokenizer import Tokenizer

@@ -18,8 +18,7 @@ from hypothesis import given, settings, strategies as some
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.retrieval import evaluate_retrieval
-from bertworks.retrieval.index import Index
-from bertworks.retrieval.indexing import index_file
+from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import (
     K1,
     B,

@@ -30,7 +30,7 @@ from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
-from bertworks.evaluation.mlm_portions import mlm_figures, network_of, portions_of_figures
+from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
 from bertworks.events import Event, no_notes, printable
 from bertworks.inference.detect import load_with_generator
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
@@ -205,10 +205,9 @@ def evaluate_mlm(
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
         bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, length=length, windows=most)
-    settings: dict[str, Any] = {"text": reader.content_sha256(), "read": [text_column, documents, encoding]}
-    settings |= {"length": length, "sequences": most, "precision": precision}
-    elsewhere = portions_of_figures(model, kinds, detects, precision, device, output, bulk, settings, on_note)
-    result = mlm_figures(network, batches, bits, precision, elsewhere)
+    settings = (reader.content_sha256(), text_column, documents, encoding, length, most, precision)
+    job = mlm_job(bulk, output, settings, str(model), kinds, detects, precision, device)
+    result = mlm_figures(network, batches, bits, precision, job, on_note)
     if output and result:
         write_json(as_path(output).expanduser(), result)
     return result

@@ -6,7 +6,7 @@ The sums of each batch are added in their order, so the figures have the same bi
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +18,16 @@ from torch import Tensor
 from bertworks.batching.batch import Batch
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.events import Event
+from bertworks.events import noted
 from bertworks.inference.detect import detection_scores, load_with_generator, ranking_figures
 from bertworks.inference.engine import open_model
-from bertworks.inference.predict import results_in
+from bertworks.inference.predict import bulk_portions, results_in
 from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.adaptation import BitsBatches
 from bertworks.runs.run_folder import BITS
-from bertworks.training.device import Precision, choose_device, fixed_machine, gpus_for
+from bertworks.training.device import Precision, choose_device, fixed_machine
 from bertworks.training.loop import batch_sums, means
 from bertworks.training.objectives import LossStats, PretrainingModel, figures
 from bertworks.training.recipe import ObjectiveKind
@@ -62,64 +62,45 @@ def mlm_maker(
     machine, source = fixed_machine(device, threads), ModelFolder(resolve_model(model))
     config, state, _ = source.load(needs={"encoder"})
     network = load_with_generator(source.folder, config) if detects else network_of(config, kinds, state)
-    identity = {"model": open_model(model, device).fingerprint, **machine}
+    identity = open_model(model, device).fingerprint | machine
     return identity, partial(_compute, network.to(choose_device(device)), detects, precision)
+
+
+def mlm_job(bulk: Bulk, output: str | Path | None, settings: Sequence[Any], *options: Any) -> Portions | None:
+    """The `bulk_portions` of batches. settings: all that they depend on. options: of `mlm_maker`."""
+    identity = {"settings": settings, **(open_model(options[0], options[4]).fingerprint if bulk else {})}
+    maker = "bertworks.evaluation.mlm_portions:mlm_maker"
+    return bulk_portions(bulk, output or "-", "evaluate mlm", None, identity, options[4], maker, *options)
 
 
 def mlm_figures(
     network: PretrainingModel, batches: Sequence[Batch], bits: BitsBatches, precision: Precision,
-    in_portions: Callable[[Sequence[Task], Callable[[Task], tuple[int, bytes]]], Iterable[bytes] | None] | None = None,
+    job: Portions | None, on_note: Callable[[str], object],
 ) -> dict[str, float] | None:  # fmt: skip
-    """The figures of a masked LM; None after a part. in_portions: makes the portions elsewhere; None: here."""
+    """The figures of a masked LM; None after a part. job: has the batches computed; None: here."""
     by_kind: dict[Kind, Sequence[Batch]] = {"masks": batches, "bits": bits.batches}
     tasks = [(kind, some[n : n + _BATCHES]) for kind, some in by_kind.items() for n in range(0, len(some), _BATCHES)]
     compute = partial(_compute, network, network.replaced_token is not None, precision)
-    contents = in_portions(tasks, compute) if in_portions else (compute(task)[1] for task in tasks)
-    if contents is None:
-        return None
+    if job is None:
+        contents = [compute(task)[1] for task in tasks]
+    else:
+        with job.open():
+            files = noted(job.make("evaluate", tasks, compute), on_note)
+            contents = list(map(results_in, files))
+        if job.bulk.part:
+            return None
     found = list(map(json.loads, contents))
-    masks, rest = ([term for name, terms, _ in found if name == kind for term in terms] for kind in ("masks", "bits"))
+    masks, rest = ([term for name, terms, _ in found if name == kind for term in terms] for kind in by_kind)
     stats = _added(masks)
     result = figures(stats)
     if bits.characters:
         (scored,) = _added(rest).values()
         result[BITS] = scored.loss * scored.count / math.log(2) / bits.characters
     ranked = [(np.array(scores), np.array(replaced)) for _, _, pairs in found for scores, replaced in pairs]
-    counts = {
-        "sequences": sum(batch.layout.num_sequences for batch in batches), "masked_tokens": stats["masked_lm"].count,
-        "characters": bits.characters,
-    }  # fmt: skip
-    return result | (ranking_figures(ranked) if ranked else {}) | {name: float(n) for name, n in counts.items()}
-
-
-def portions_of_figures(
-    model: str | Path, kinds: Sequence[ObjectiveKind], detects: bool, precision: Precision, device: str,
-    output: str | Path | None, bulk: Bulk, settings: dict[str, Any], on_note: Callable[[str], object],
-) -> Callable[[Sequence[Task], Callable[[Task], tuple[int, bytes]]], Iterable[bytes] | None] | None:  # fmt: skip
-    """What `mlm_figures` gets for `bulk`. settings: all that the batches depend on."""
-    if not bulk:
-        return None
-    machine = fixed_machine(device)
-    identity = {"command": "evaluate mlm", "model": open_model(model, device).fingerprint, **settings, **machine}
-    arguments = [str(model), list(kinds), detects, precision, device, threads := machine["threads"]]
-    job = Portions(
-        output or "-", bulk, identity, "bertworks.evaluation.mlm_portions:mlm_maker", arguments, threads=threads,
-        gpus=gpus_for(device),
-    )  # fmt: skip
-
-    def make(tasks: Sequence[Task], compute: Callable[[Task], tuple[int, bytes]]) -> Iterable[bytes] | None:
-        files = list[Path]()
-
-        def events() -> Iterator[Event]:
-            files.extend((yield from job.make("evaluate", tasks, compute)))
-
-        with job.open():
-            for event in events():
-                if event.kind != "stage":
-                    on_note(event.text)
-            return None if bulk.part else list(map(results_in, files))
-
-    return make
+    result |= ranking_figures(ranked) if ranked else {}
+    sequences = sum(batch.layout.num_sequences for batch in batches)
+    counts = {"sequences": sequences, "masked_tokens": stats["masked_lm"].count, "characters": bits.characters}
+    return result | {name: float(count) for name, count in counts.items()}
 
 
 def _added(terms: Iterable[tuple[dict[str, list[float]], dict[str, int]]]) -> dict[str, LossStats]:

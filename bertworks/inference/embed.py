@@ -38,6 +38,7 @@ from bertworks.inference.predict import (
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.binary_files import write_npy
+from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk
 from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, first_rows, rows_of_texts
 from bertworks.io.text_files import IssueCounter
@@ -47,7 +48,6 @@ from bertworks.training.device import InferencePrecision, PrecisionOption, disab
 
 Whitening = Literal["none", "center", "whiten"]
 Vectors = NDArray[np.float32]
-VECTOR_MAKER = "bertworks.inference.embed:vector_maker"
 _SMALLEST = 1e-7  # of the largest variance: directions with less are noise and become 0
 _SHORTEST = 1e-12
 
@@ -361,16 +361,15 @@ def embed_file(
 
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     options = pooling, normalize, max_length, device, precision, None
-    job = bulk_portions(bulk, output, "embed", reader, settings, device, VECTOR_MAKER, str(model), *options)
+    job, compute = in_bulk(bulk, output, "embed", reader, columns, embedder, str(model), *options)
     yield from compute_file(
-        "embed", reader, output, settings, _texts(reader, columns, empty, names),
-        partial(portion_of_vectors, embedder, None), write, job=job,
+        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write, job=job,
         empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
         examples=lambda texts: embedder.examples((f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)),
     )  # fmt: skip
 
 
-def portion_of_vectors(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]) -> tuple[int, bytes]:
+def _portion(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]) -> tuple[int, bytes]:
     """The number of truncated texts, and the vectors. prompts: names; then, as an index has them, of length 1."""
     if prompts is not None:
         return 0, normalized(embedder.embed(texts, prompt=embedder.settings.prompt(*prompts))).tobytes()
@@ -386,7 +385,18 @@ def vector_maker(
     machine, options = fixed_machine(device, threads), {"normalize": normalize, "max_length": max_length}
     embedder = Embedder(model, pooling=pooling, device=device, precision=precision, **options)  # type: ignore[arg-type]
     identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
-    return identity, partial(portion_of_vectors, embedder, prompts)
+    return identity, partial(_portion, embedder, prompts)
+
+
+def in_bulk(
+    bulk: Bulk, output: str | Path, command: str, reader: RowReader, columns: Sequence[str], embedder: Embedder,
+    *options: Any,
+) -> tuple[Portions | None, Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
+    """Vectors of a file: its `bulk_portions`; and what computes a portion here. options: of `vector_maker`."""
+    settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
+    maker, device = "bertworks.inference.embed:vector_maker", options[4]
+    job = bulk_portions(bulk, output, command, reader, settings, device, maker, *options)
+    return job, partial(_portion, embedder, options[-1])
 
 
 def _finished(

@@ -184,20 +184,20 @@ def _made_here(
 
 
 def bulk_portions(
-    bulk: Bulk, output: str | Path, command: str, reader: RowReader, settings: Mapping[str, Any], device: str,
+    bulk: Bulk, output: str | Path, command: str, reader: RowReader | None, settings: Mapping[str, Any], device: str,
     maker: str, *arguments: Any,
 ) -> Portions | None:  # fmt: skip
-    """The job of a file of rows, of which `bulk` says where its portions are made; None: here, as they always were.
+    """A job of a model, of which `bulk` says where its portions are made; None: here, as they always were.
 
     Args:
-        settings: all that the results depend on, besides the data and the machine.
+        settings: all that the results depend on, besides the machine, and the rows of a reader.
         maker: see `Portions`. It gets the arguments and the number of threads.
     """
     if not bulk:
         return None
+    rows = reader and [reader.path.stat().st_size, sha256(reader.path), asdict(reader.options)]
     machine = fixed_machine(device)
-    data = {"bytes": reader.path.stat().st_size, "sha256": sha256(reader.path), "read": asdict(reader.options)}
-    identity, threads = {"command": command, "data": data, **settings, **machine}, machine["threads"]
+    identity, threads = {"command": command, "data": rows, **settings, **machine}, machine["threads"]
     return Portions(output, bulk, identity, maker, [*arguments, threads], threads=threads, gpus=gpus_for(device))
 
 

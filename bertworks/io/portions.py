@@ -122,9 +122,9 @@ class Portions:
             work = compute or resolve_name(self._maker)(*self._settings)[1]
             names = (create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing())
         else:
-            maker = "bertworks.io.portions:PortionMaker"
-            work = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
-            names = self._engine()(maker, work, missing(), ended=_ENDED, hint=_AGAIN, tries=_TRIES)
+            job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
+            words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
+            names = self._engine()("bertworks.io.portions:PortionMaker", job, missing(), **words)
         for made, name in enumerate(names, 1):
             found[int(name.partition("-")[0])] = self.folder / name
             fields = {"stage": stage, "what": "portions", "amount": made}
@@ -139,7 +139,7 @@ class Portions:
         workers = self.bulk.workers
         if self.bulk.on == "local":
             count = workers or self._gpus or max(1, available_cpus() // self._threads)
-            return partial(in_processes, workers=count, gpus=self._gpus, always=True)
+            return partial(in_processes, workers=count, gpus=self._gpus, any_order=True)
         from bertworks.io.ray_engine import in_ray
 
         address = self.bulk.on or ""

@@ -170,16 +170,16 @@ class Bulk:
 
 def in_processes(
     maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str,
-    tries: int = 1, gpus: int = 0, always: bool = False,
+    tries: int = 1, gpus: int = 0, any_order: bool = False,
 ) -> Generator[Any, None, None]:  # fmt: skip
-    """Yield the result of each input, in order.
+    """Yield the result of each input, in order, or with `any_order` as they come.
 
     Args:
         maker: "module:name" of a function. Each process calls it with the settings; it returns the function from
             input to result.
         settings: values that JSON can hold.
         inputs: values that can be pickled, as the results.
-        workers: processes; None: one per CPU; 1: this process only, unless `always`.
+        workers: processes; None: one per CPU; 1: this process only, unless `any_order`.
         ended, hint: the error when an input has ended as many processes as `tries`. {number} becomes its number,
             {value[0]} its first part, {how} the exit status.
         gpus: that the processes share.
@@ -188,7 +188,7 @@ def in_processes(
         BertworksError: a worker was killed, or raised this error.
     """
     workers = workers or available_cpus()
-    if workers == 1 and not always:
+    if workers == 1 and not any_order:
         yield from map(resolve_name(maker)(*settings), inputs)
         return
     # No lock of `threading` or `concurrent.futures` here: an interrupt may leave one locked for ever. A queue may not.
@@ -197,11 +197,12 @@ def in_processes(
     ends, lost = list[bool](), (ended, hint, tries)  # ends: not empty when the processes are no longer needed
 
     def finished(unfinished: int) -> Iterator[Any]:
-        """The next results in order: those that exist, and more until at most `unfinished` inputs have none."""
+        """The next results: those that exist, and more until at most `unfinished` inputs have none."""
         nonlocal received
         while received in done or sent - received > unfinished or not results.empty():
             if received not in done:
-                done.update([results.get()])
+                number, value = results.get()
+                done[received if any_order else number] = value
                 continue
             result = done.pop(received)
             received += 1

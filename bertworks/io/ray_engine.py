@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cache
 from pkgutil import resolve_name
@@ -64,7 +63,7 @@ def in_ray(
     maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str,
     tries: int = 1, address: str = "ray", threads: int = 1, gpus: int = 0,
 ) -> Generator[Any, None, None]:  # fmt: skip
-    """Yield the result of each input, in order. Twice as many inputs as there are workers are on their way.
+    """Yield the results of inputs as they come. Twice as many inputs as there are workers are on their way.
 
     Args:
         workers: the most tasks at a time; None: all that the cluster has room for, also that of later nodes.
@@ -81,10 +80,11 @@ def in_ray(
         _connect(ray, address)
     need = {"num_cpus": threads, "num_gpus": min(gpus, 1)}
     task = ray.remote(max_retries=tries - 1, **need)(call)
-    pending: deque[tuple[Any, Any]] = deque()
+    pending: dict[Any, Any] = {}  # references, and the first parts of their values
 
     def result() -> Any:
-        value, reference = pending.popleft()
+        (reference,), _ = ray.wait(list(pending), num_returns=1)
+        value = pending.pop(reference)
         try:
             result = ray.get(reference)
         except ray.exceptions.RayError as error:
@@ -96,8 +96,7 @@ def in_ray(
 
     try:
         for value in inputs:
-            # The value is kept only to name it: its number, not its rows.
-            pending.append((value[:1], task.remote(maker, json.dumps(settings), value)))
+            pending[task.remote(maker, json.dumps(settings), value)] = value[:1]
             kind, each = ("GPU", 1) if gpus else ("CPU", threads)
             room = max(1, int(ray.cluster_resources().get(kind, 1) // each))
             while len(pending) >= 2 * min(room, workers or room):
@@ -105,7 +104,7 @@ def in_ray(
         while pending:
             yield result()
     finally:
-        for _, reference in pending:
+        for reference in pending:
             ray.cancel(reference, force=True)
         if mine:
             ray.shutdown()

@@ -1,13 +1,16 @@
 """Search in documents by vectors, by words, or by both.
 
 - `Index`: search, and documents added or deleted
+- `index_file`: a file of documents -> an index
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
@@ -15,13 +18,19 @@ import numpy as np
 import torch
 
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.errors import BertworksError, UsageError, as_path, listed
-from bertworks.inference.embed import Embedder, Vectors, normalized
+from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.values import ID_NAMES, label_text
+from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted
+from bertworks.events import Event
+from bertworks.inference.embed import Embedder, Vectors, in_bulk, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
-from bertworks.io.tables import TITLE_NAMES, usual_column
+from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
+from bertworks.io.processes import Bulk
+from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, first_rows, usual_column
+from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state
-from bertworks.retrieval.store import Documents, Manifest, Sources, create_index, refuse_documents
+from bertworks.retrieval.store import MANIFEST, NAMED, Documents, Manifest, Sources, create_index, refuse_documents
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # names of the prompt before documents
@@ -29,6 +38,8 @@ RERANKED = 50  # minimum number of hits that are reranked
 _MIN_CANDIDATES = 128  # of approximate search
 _MAX_SCORES = 1 << 24  # in memory
 _COMPACTED_ROWS = 1 << 16  # of a segment that `compact` writes
+_NUMBERED = "a number; a file that has changed is added again as a whole"
+_ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
 
 class Hit(TypedDict):
@@ -247,21 +258,22 @@ class Index(Documents):
         vectors: Vectors | None = None,
     ) -> int:
         """`add` without its checks, within `changing`. Of documents with the same id the last one is kept. sources:
-        new states of indexed files. vectors: of those that are kept, end to end; None: they are computed."""
+        new states of indexed files. vectors: of the texts, end to end; None: they are computed."""
         first = self.manifest.next_row
         names = map(str, range(first, first + len(texts)) if ids is None else ids)
-        rows: dict[str, dict[str, Any]] = {}
-        for name, text, values in zip(names, texts, fields, strict=True):
-            rows.pop(name, None)
-            rows[name] = {"id": name, "text": text, "fields": values}
+        places: dict[str, int] = {}
+        for place, name in enumerate(names):
+            places.pop(name, None)
+            places[name] = place
+        rows = [{"id": name, "text": texts[place], "fields": fields[place]} for name, place in places.items()]
         _ = self.language  # report another stemmer before vectors are computed
         before, prompt = len(self), self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
         if vectors is None:
-            vectors = normalized(self.embedder.embed([row["text"] for row in rows.values()], prompt=prompt))
-        vectors = vectors.reshape(len(rows), -1)
-        manifest = self.without(list(rows))
+            vectors = normalized(self.embedder.embed(texts, prompt=prompt))
+        vectors = vectors.reshape(len(texts), -1)[list(places.values())]
+        manifest = self.without(list(places))
         manifest = replace(manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})})
-        self.commit(self.with_segment(manifest, list(rows.values()), vectors))
+        self.commit(self.with_segment(manifest, rows, vectors))
         return before + len(texts) - len(self)
 
     def _vectors(self, queries: Sequence[str]) -> Vectors:
@@ -289,3 +301,149 @@ class Index(Documents):
         except IndexError:
             what = "words are in documents that do not exist"
             raise BertworksError(what, where=str(self.folder), hint="make it again") from None
+
+
+def index_file(
+    documents: Data,
+    folder: str | Path,
+    *,
+    model: str | Path | None = None,
+    text: Sequence[str] = (),
+    identity: str | None = None,
+    pooling: Pooling | None = None,
+    max_length: int | None = None,
+    language: str | None = None,
+    device: str = "auto",
+    read: ReadOptions = ReadOptions(),
+    bulk: Bulk = Bulk(),
+) -> Iterator[Event]:
+    """Add the rows of a file to an index, and create the index if it is missing. Call it again to resume; a file that
+    is in the index already is not read again.
+
+    Args:
+        documents: any file of rows or lines; rows in memory; "-" is standard input.
+        model: None: the model of the index; `minilm` for a new index.
+        text: columns, joined by a space; (): inferred, and that of titles, unless all texts begin with their titles.
+            The title and the other columns are stored with the text.
+        identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
+            replaces one with the same id.
+        pooling, max_length, language: of a new index, see `Index.create`.
+        bulk: where vectors are computed, if not here.
+
+    Raises:
+        BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
+    """
+    folder, reader = as_path(folder), RowReader(documents, read)
+    columns, title = _document_columns(reader, text)
+    id_column = _id_column(reader, identity, columns)
+    settings = {"pooling": pooling, "max_length": max_length, "language": language}
+    index = _open_or_create(folder, model, device, bulk.part, **settings)
+    hint = f"; --text {quoted(columns[-1])} leaves the title out" if title in columns and not text else ""
+    hint += f"; bm25 compares the stems of {index.language}" if index.language else ""
+    yield reading_note(reader, columns, f"id: {id_column or _NUMBERED}{hint}")
+    if (similarity := index.embedder.settings.similarity) != "cosine":
+        yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
+    source, empty = fingerprint(reader, columns, id_column), IssueCounter()
+    source = source if id_column is None else NAMED + source
+
+    def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
+        return portions(((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1]))
+
+    name, s = str(model or index.manifest.model), index.embedder.settings
+    options = name, s.pooling, s.normalize, s.max_length, device, "auto", DOCUMENT_PROMPTS
+    job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, *options)
+    with ExitStack() as stack:
+        files = None
+        if job and not index.manifest.sources.get(source, (0, False))[1]:
+            stack.enter_context(job.open())
+            texts = ([text for _, text in portion if text] for portion in groups(IssueCounter()))
+            files = yield from job.make("index", texts, compute)
+            if bulk.part:
+                return
+        stored = {id_column, *columns} - {title}
+        yield from _add_rows(index, source, reader, groups(empty), empty, id_column, stored, files)
+
+
+def _add_rows(
+    index: Index, source: str, reader: RowReader, groups: Iterable[list[tuple[Row, str]]], empty: IssueCounter,
+    id_column: str | None, left_out: Container[str | None], files: Iterable[Path] | None,
+) -> Iterator[Event]:  # fmt: skip
+    """Add the rows of a file, one portion at a time, after those that are there. left_out: columns that are not stored
+    next to the text. files: the vectors of all portions; None: they are computed."""
+    replaced = 0
+    with index.changing():
+        done, complete = index.manifest.sources.get(source, (0, False))
+        if complete:
+            yield _done(index, f"{reader.name} is in the index already", replaced)
+            return
+        if done:
+            yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
+        begin = 0
+        for portion, file in zip(groups, files or repeat(None)):
+            rows, begin = portion[max(0, done - begin) :], begin + len(portion)
+            if not done:
+                yield from index.embedder.examples(((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS)
+            kept, done = [(row, text) for row, text in rows if text], max(done, begin)
+            ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
+            fields = [_fields(row, left_out) for row, _ in kept]
+            if kept:
+                vectors = None if file is None else np.frombuffer(bytearray(results_in(file)), np.float32)
+                replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)}, vectors)
+            yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
+        index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
+    yield from notes_on(reader, empty, "are left out")
+    yield _done(index, f"{done:,} rows of {reader.name}", replaced)
+
+
+def _open_or_create(folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any) -> Index:
+    """The index in a folder, whose settings must match, or a new one, which another `part` may be making."""
+    index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
+    if index is None or (not index.segments and (model or any(settings.values()))):
+        name = model or (index.manifest.model if index else "minilm")
+        try:
+            return Index.create(folder, name, device=device, **settings)
+        except BertworksError:
+            if not part:
+                raise
+            time.sleep(1)
+            return _open_or_create(folder, model, device, None, **settings)
+    for setting, value in settings.items():
+        if value not in (None, stored := index.manifest.fingerprint.get(setting)):
+            hint = "leave it out, or make another index"
+            raise UsageError(f"the index has {setting} {stored}, not {value}", where=str(folder), hint=hint)
+    _ = index.embedder  # report a wrong model before rows are read
+    return index
+
+
+def _done(index: Index, what: str, replaced: int) -> Event:
+    more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
+    fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced}
+    return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
+
+
+def _fields(row: Row, used: Container[str | None]) -> dict[str, Any]:
+    return {name: value for name, value in row.values.items() if name not in used}
+
+
+def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The columns of the text; and that of titles, which is stored as well, "" if there is none or it is all the text.
+    Titles are text unless `text` names other columns, or each text begins with its title."""
+    columns, title = text_columns(reader, text), usual_column(reader.columns, TITLE_NAMES) or ""
+    sample = [] if text else [(row.values.get(title), str(row.values.get(columns[0]))) for row in first_rows(reader)]
+    is_missing = any(name and not content.startswith(name) for name, content in sample if isinstance(name, str))
+    if title not in columns and is_missing and all(isinstance(name, str | None) for name, _ in sample):
+        columns = (title, *columns)
+    return columns, "" if columns == (title,) else title
+
+
+def _id_column(reader: RowReader, name: str | None, text_columns: Sequence[str]) -> str | None:
+    if name is not None:
+        return find_column(reader.columns, reader.name, name, "--id")
+    return usual_column([column for column in reader.columns if column not in text_columns], _ID_NAMES)
+
+
+def _row_id(row: Row, column: str) -> str:
+    name = label_text(row.values.get(column))
+    if name is None:
+        raise BertworksError(f"the row has no {column!r}", where=row.where, hint="write one, or name another with --id")
+    return name

@@ -5,7 +5,7 @@ A group is a portion of bulk work (`io.portions`). Its last value is the report 
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -48,8 +48,8 @@ def parts_of(reader: CorpusReader, part_characters: int) -> Iterator[list[str]]:
     reader.finish(report)
 
 
-def source_of(reader: CorpusReader) -> list[Any]:
-    """What another process makes the same reader of.
+def source_of(reader: CorpusReader) -> dict[str, Any]:
+    """The arguments of which another process makes the same reader.
 
     Raises:
         UsageError: it reads standard input, a pipe or rows in memory.
@@ -58,20 +58,17 @@ def source_of(reader: CorpusReader) -> list[Any]:
         if isinstance(path, StoredRows) or str(path) == "-" or Path(path).is_fifo():
             what = "this can be read by one process only"
             raise UsageError(what, where=str(path), hint="save the text in a file, and name that")
-    return [list(map(str, reader.inputs)), reader.text_column, reader.documents, reader.encoding]
-
-
-def _open(inputs: Sequence[str], text_column: str | None, documents: Any, encoding: str | None) -> CorpusReader:
-    return CorpusReader(inputs, text_column=text_column, documents=documents, encoding=encoding)
+    options = {name: getattr(reader, name) for name in ("text_column", "documents", "encoding")}
+    return {"inputs": list(map(str, reader.inputs)), **options}
 
 
 def _with_report(blocks: Iterable[bytes], report: CorpusReport) -> Made:
     return 0, pack(chain(blocks, (json.dumps(asdict(part)).encode() for part in [report])))
 
 
-def shard_maker(folder: str, source: Sequence[Any], tokenizer: str, part_characters: int) -> Maker:
+def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
     """The `maker` of shards, see `Portions`: the parts of a group. folder: of the portions, with the tokenizer."""
-    reader, writer = _open(*source), PartWriter(Path(folder, "tokenizer"), "")
+    reader, writer = CorpusReader(**source), PartWriter(Path(folder, "tokenizer"), "")
     require(writer.tokenizer.sha256 == tokenizer, "this is another tokenizer", folder, "run the same command again")
 
     def encoded(documents: list[str]) -> bytes:
@@ -86,9 +83,9 @@ def shard_maker(folder: str, source: Sequence[Any], tokenizer: str, part_charact
     return {"corpus": reader.identity()}, make
 
 
-def count_maker(_: str, source: Sequence[Any], config: dict[str, Any]) -> Maker:
+def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
     """The `maker` of word counts, see `Portions`: counts of some millions of characters each, then the sample."""
-    reader, splitter = _open(*source), splitter_of(VocabularyConfig(**config))
+    reader, splitter = CorpusReader(**source), splitter_of(VocabularyConfig(**config))
 
     def make(group: Group) -> Made:
         report = CorpusReport()
