@@ -181,8 +181,7 @@ def in_processes(
         inputs: values that can be pickled, as the results.
         workers: processes; None: one per CPU; 1: this process only, unless `any_order`.
         ended, hint: the error when an input has ended as many processes as `tries`. {number} becomes its number,
-            {value[0]} its first part, {how} the exit status.
-        gpus: that the processes share.
+            {value[0]} its first part, {how} the exit status. gpus: that the processes share.
 
     Raises:
         BertworksError: a worker was killed, or raised this error.
@@ -194,7 +193,8 @@ def in_processes(
     # No lock of `threading` or `concurrent.futures` here: an interrupt may leave one locked for ever. A queue may not.
     tasks, results = SimpleQueue[tuple[int, Any] | None](), SimpleQueue[tuple[int, Any]]()
     processes, done, sent, received = list[subprocess.Popen[bytes]](), dict[int, Any](), 0, 0
-    ends, lost = list[bool](), (ended, hint, tries)  # ends: not empty when the processes are no longer needed
+    ends = list[bool]()  # not empty when the processes are no longer needed
+    queues = tasks, results, ends, (ended, hint, tries)
 
     def finished(unfinished: int) -> Iterator[Any]:
         """The next results: those that exist, and more until at most `unfinished` inputs have none."""
@@ -216,8 +216,7 @@ def in_processes(
                 rank = {"LOCAL_RANK": str(sent % gpus)} if gpus else {}
                 start = partial(_start, json.dumps([maker, settings]), rank)
                 processes.append(start())
-                arguments = (start, processes, sent, tasks, results, ends, lost)
-                threading.Thread(target=_feed, args=arguments, daemon=True).start()
+                threading.Thread(target=_feed, args=(start, processes, sent, *queues), daemon=True).start()
             tasks.put((sent, value))
             sent += 1
             yield from finished(workers + _READ_AHEAD)

@@ -379,7 +379,7 @@ def _add_rows(
         if done:
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
         begin = 0
-        for portion, file in zip(groups, files or repeat(None)):
+        for portion, file in zip(groups, files or repeat(Path())):
             rows, begin = portion[max(0, done - begin) :], begin + len(portion)
             if not done:
                 yield from index.embedder.examples(((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS)
@@ -387,7 +387,7 @@ def _add_rows(
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
             fields = [_fields(row, left_out) for row, _ in kept]
             if kept:
-                vectors = None if file is None else np.frombuffer(bytearray(results_in(file)), np.float32)
+                vectors = None if files is None else np.frombuffer(bytearray(results_in(file)), np.float32)
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)}, vectors)
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
