@@ -71,9 +71,8 @@ def check(seconds: float, portions: int) -> list[dict[str, float]]:
 
     found = []
     for workers in (2, 4):
-        start = sleep_in_portions("local", workers, 0.0, 2048, workers)
-        real = sleep_in_portions("local", portions, seconds, 2048, workers)
-        cluster = Cluster(workers=workers, latency=0.0, dispatch=0.0, start=start)
+        _, real = sleep_in_portions("local", portions, seconds, 2048, workers)
+        cluster = Cluster(workers=workers, latency=0.0, dispatch=0.0)
         simulated = simulate([seconds] * portions, cluster)
         found.append({"workers": workers, "real": real, "simulated": simulated, "difference": simulated / real - 1})
     return found

@@ -1,13 +1,12 @@
 """What happens during a long piece of work, as values: the caller shows them to a person, or writes them as JSON."""
 
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
 from shutil import get_terminal_size
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-_T = TypeVar("_T")
 Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
 
 
@@ -35,18 +34,6 @@ def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
             yield event
     assert done is not None
     return done
-
-
-def noted(events: Generator[Event, None, _T], on_note: Callable[[str], object]) -> _T:
-    """The result of work whose notes go to a function, and not its progress."""
-    while True:
-        try:
-            event = next(events)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
-        if event.kind != "stage":
-            on_note(event.text)
 
 
 def printable(text: str) -> str:

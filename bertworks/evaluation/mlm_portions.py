@@ -18,7 +18,6 @@ from torch import Tensor
 from bertworks.batching.batch import Batch
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.events import noted
 from bertworks.inference.detect import detection_scores, load_with_generator, ranking_figures
 from bertworks.inference.engine import open_model
 from bertworks.inference.predict import bulk_portions, results_in
@@ -85,8 +84,10 @@ def mlm_figures(
         contents = [compute(task)[1] for task in tasks]
     else:
         with job.open():
-            files = noted(job.make("evaluate", tasks, compute), on_note)
-            contents = list(map(results_in, files))
+            for event in job.make("evaluate", tasks, compute):
+                if event.kind != "stage":
+                    on_note(event.text)
+            contents = list(map(results_in, job.files))
         if job.bulk.part:
             return None
     found = list(map(json.loads, contents))

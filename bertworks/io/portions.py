@@ -59,7 +59,7 @@ class Portions:
         self._job = json.loads(json.dumps({"version": __version__, **identity}))
         self._fingerprint = json_sha256(self._job)[:8]
         self._maker, self._settings = maker, list(settings)
-        self._threads, self._gpus = threads, gpus
+        self._threads, self._gpus, self.files = threads, gpus, list[Path]()
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class Portions:
     def make(
         self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None
     ) -> Generator[Event, None, list[Path]]:
-        """Make the portions that do not exist yet. Returns the files of all in order; for a part, none.
+        """Make the portions that do not exist yet. Returns the files of all in order; for a part, none. So has `files`.
 
         Args:
             inputs: of the portions, in order; values that can be pickled. They are the same in each part.
@@ -132,8 +132,9 @@ class Portions:
         if self.bulk.part:
             text = f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same command with --join"
             yield Event("done", text, {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1})
-            return []
-        return [found[n] for n in range(number + 1)]
+            return self.files
+        self.files = [found[n] for n in range(number + 1)]
+        return self.files
 
     def _engine(self) -> Callable[..., Iterator[str]]:
         workers = self.bulk.workers

@@ -8,8 +8,8 @@ import json
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any
@@ -52,10 +52,10 @@ def _connect(ray: Any, address: str) -> None:
         except (OSError, ConnectionError, RuntimeError) as error:
             raise UsageError(f"no Ray head answers: {error}", where=address, hint=hint) from error
         return
-    is_main = threading.current_thread() is threading.main_thread()
     former = signal.getsignal(signal.SIGTERM)
-    ray.init(include_dashboard=False, **options)
-    if is_main:  # Ray puts another one in its place, which ends the process with another exit code
+    # Without an address Ray would look for the last cluster of this machine, for minutes if that is gone.
+    ray.init(None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options)
+    with suppress(ValueError):  # in another thread. Ray's own would end the process with another exit code
         signal.signal(signal.SIGTERM, former)
 
 
