@@ -282,7 +282,7 @@ def cluster() -> Iterator[Any]:
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     yield ray
     ray.shutdown()
 
