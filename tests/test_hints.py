@@ -224,7 +224,7 @@ def test_no_tokenizer(shell: Shell, text: Path) -> None:
     "{}: part {} is complete; after all parts: the same command with --join",
     "run the parts that did not finish again; or make the portions here: --on local instead of --join",
     "use the same version, settings and kind of machine for all; or begin anew: rm -r {}",
-    "start it there: ray start --head --ray-client-server-port 10001; or --on local",
+    "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local",
 )  # fmt: skip
 def test_large_jobs(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertworks.text.file_groups._GROUP", 1)
@@ -254,7 +254,10 @@ def test_large_jobs(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -
     shell.works(*other)
     if importlib.util.find_spec("ray"):
         head = shell.fails("prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "ray://127.0.0.1:9")
-        shell.shows(head, "start it there: ray start --head --ray-client-server-port 10001; or --on local")
+        shell.shows(
+            head,
+            "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local",
+        )
     shell.works("prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "local", "--workers", "1")
     assert shards_of("far") == shards_of("out")
 

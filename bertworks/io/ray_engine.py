@@ -16,6 +16,7 @@ from typing import Any
 
 from bertworks.errors import BertworksError, UsageError, optional_import
 
+_START = "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local"
 _SECONDS = 5.0  # for a head to accept a connection
 
 
@@ -43,18 +44,18 @@ def _connect(ray: Any, address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports to its makers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do; else it warns
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
-    if address != "ray":
-        host, _, port = address.removeprefix("ray://").rpartition(":")
-        hint = "start it there: ray start --head --ray-client-server-port 10001; or --on local"
-        try:
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        if address != "ray":
+            host, _, port = address.removeprefix("ray://").rpartition(":")
             socket.create_connection((host, int(port)), _SECONDS).close()
             ray.init(address, **options)
-        except (OSError, ConnectionError, RuntimeError) as error:
-            raise UsageError(f"no Ray head answers: {error}", where=address, hint=hint) from error
-        return
-    former = signal.getsignal(signal.SIGTERM)
-    # Without an address Ray would look for the last cluster of this machine, for minutes if that is gone.
-    ray.init(None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options)
+        else:  # Without an address Ray would look for the last cluster of this machine, for minutes if that is gone.
+            ray.init(None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        what = f"no Ray head answers: {str(error).strip().splitlines()[0]:.200}"
+        place = os.environ.get("RAY_ADDRESS", address) if address == "ray" else address
+        raise UsageError(what, where=place, hint=_START) from error
     with suppress(ValueError):  # in another thread. Ray's own would end the process with another exit code
         signal.signal(signal.SIGTERM, former)
 
