@@ -85,6 +85,10 @@ NOT_TYPED = {  # why a template is not tested here
     "--budget {}s is the shortest; and --overwrite": "only a machine that is too slow says so; test_pretrain has one",
     "run the same command again: it resumes after the finished parts; fewer --workers need less memory":
         "test_shards: a killed worker, and the command again",
+    "run the same command again: portions that are made are kept; fewer --workers need less memory":
+        "test_bulk: portions that end their processes, and the command again",
+    "write to a folder that all machines share: -o SHARED/FILE": "only a second machine says so",
+    "--on ray": NOT_ADVICE,
     "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",
     "make tokenizer.json: `python -c {}`": "test_tokenizer_folders runs the command of a refused family",
     "left out of their own ranking, as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
@@ -211,6 +215,51 @@ def test_no_tokenizer(shell: Shell, text: Path) -> None:
     shell.types(advice, "--size", "200", TEXT=text, FOLDER="new tokenizer")
     shell.works("prepare", text, "--tokenizer", "new tokenizer", "-o", "out", "--workers", "1")
     assert shards_of("out") == 12
+
+
+@says(
+    "--on local, --on ray or --on ray://HEAD:10001", "--on, --part and --join exclude each other",
+    "--part {}: there is no such part", "of 40 parts, --part 0/40 is the first and --part 39/40 the last",
+    "first each --part, then --join alone",
+    "{}: part {} is complete; after all parts: the same command with --join",
+    "run the parts that did not finish again; or make the portions here: --on local instead of --join",
+    "use the same version, settings and kind of machine for all; or begin anew: rm -r {}",
+    "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local",
+)  # fmt: skip
+def test_large_jobs(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertworks.text.file_groups._GROUP", 1)
+    Path("corpus").mkdir()
+    for number in "012":
+        shutil.copy(text, f"corpus/{number}.txt")
+    shell.works("vocab", "corpus", "-o", "words", "--size", "200")
+    job = ("prepare", "corpus", "--tokenizer", "words", "-o", "out")
+    shell.shows(shell.fails(*job, "--on", "spark"), "--on local, --on ray or --on ray://HEAD:10001")
+    answer = shell.fails(*job, "--part", "2/2")
+    shell.shows(answer, "--part {}: there is no such part")
+    shell.shows(answer, "of 40 parts, --part 0/40 is the first and --part 39/40 the last")
+    answer = shell.fails(*job, "--part", "0/2", "--join")
+    shell.shows(answer, "--on, --part and --join exclude each other")
+    shell.shows(answer, "first each --part, then --join alone")
+    answer = shell.works(*job, "--part", "0/2")
+    shell.shows(answer, "{}: part {} is complete; after all parts: the same command with --join")
+    one = "run the parts that did not finish again; or make the portions here: --on local instead of --join"
+    shell.shows(shell.fails(*job, "--join"), one)
+    shell.works(*job, "--part", "1/2")
+    shell.works(*job, "--join")
+    shell.works("prepare", "corpus", "--tokenizer", "words", "-o", "new", "--part", "0/2")
+    other = ("prepare", "corpus/0.txt", "--tokenizer", "words", "-o", "new", "--part", "0/2")
+    anew = "use the same version, settings and kind of machine for all; or begin anew: rm -r {}"
+    advice = shell.shows(shell.fails(*other), anew)
+    shutil.rmtree(shlex.split(advice.rpartition("begin anew: ")[2])[2])
+    shell.works(*other)
+    if importlib.util.find_spec("ray"):
+        head = shell.fails("prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "ray://127.0.0.1:9")
+        shell.shows(
+            head,
+            "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local",
+        )
+    shell.works("prepare", "corpus", "--tokenizer", "words", "-o", "far", "--on", "local", "--workers", "1")
+    assert shards_of("far") == shards_of("out")
 
 
 @says("sed -i 's/\\r$//' {}")

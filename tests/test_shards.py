@@ -23,11 +23,13 @@ from hypothesis import given, settings, strategies as st
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import is_sealed
+from bertworks.io.processes import chunk_by_size
 from bertworks.runs.pretrain_job import split_long_documents
 from bertworks.text import shard_writer as parts_module
 from bertworks.text.corpus import CorpusReader
+from bertworks.text.file_groups import parts_of
 from bertworks.text.segmentation import split_sentences
-from bertworks.text.shard_writer import PartWriter, WordCache, cut_into_parts, part_path, token_dtype
+from bertworks.text.shard_writer import PartWriter, WordCache, part_path, token_dtype
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 
@@ -331,7 +333,7 @@ def test_it_goes_on_with_the_parts_that_are_there(
 
     monkeypatch.setattr(parts_module, "is_sealed", look)
     shards = write_shards(reader, tokenizer, folder, workers=1, part_characters=3000)
-    total = sum(1 for _ in cut_into_parts((document.text for document in reader), 3000))
+    total = sum(1 for _ in parts_of(reader, 3000))
     assert made == [part_path(folder / "parts", number) for number in (1, 4, *range(6, total))]
     assert hashes(shards.folder) == hashes(whole.folder)
 
@@ -341,7 +343,7 @@ def test_a_part_of_another_text_or_tokenizer_is_not_taken(tokenizer: Tokenizer, 
     tokenizer.save(tmp_path / "tokenizer")
     writer = PartWriter(tmp_path / "tokenizer", tmp_path)
     other_writer = PartWriter(tmp_path / "other", tmp_path)
-    (_, one), (_, other) = next(cut_into_parts(["The cat sat."], 9)), next(cut_into_parts(["The dog sat."], 9))
+    one, other = ["The cat sat."], ["The dog sat."]
     path = part_path(tmp_path, 0)
     assert writer((0, one)) == len("The cat sat.")
     assert is_sealed(path, writer.key(one))
@@ -354,7 +356,7 @@ def test_a_part_of_another_text_or_tokenizer_is_not_taken(tokenizer: Tokenizer, 
 def test_damage_to_a_part_is_found_or_harmless(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer")
     writer = PartWriter(tmp_path / "tokenizer", tmp_path)
-    number, pieces = next(cut_into_parts(["The cat sat.", "A dog ran home.\nThe dog."], 9))
+    number, pieces = 0, ["The cat sat."]
     writer((number, pieces))
     path, key = part_path(tmp_path, 0), writer.key(pieces)
 
@@ -380,7 +382,7 @@ def test_a_document_is_in_one_part(tokenizer: Tokenizer, tmp_path: Path) -> None
     reader = write_corpus(tmp_path / "corpus.jsonl", documents)
     shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1, part_characters=300)
     assert content(shards) == expected(documents, tokenizer)
-    assert [len(part) for _, part in cut_into_parts(documents, 300)] == [2, 2, 1, 1]
+    assert [len(part) for part in chunk_by_size(documents, 300, len)] == [2, 2, 1, 1]
 
 
 def test_a_corpus_may_be_one_document(tokenizer: Tokenizer, tmp_path: Path) -> None:

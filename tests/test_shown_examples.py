@@ -232,7 +232,7 @@ def evaluation(kind: str, folder: Path, model: Path, classifier: Path) -> tuple[
     if kind == "mlm":
         (folder / "t.txt").write_text("the film was good. the dogs were bad.\n\n" * 4)
         pattern = r"example  sequence \d  \[CLS\] .*\[MASK\].* \[SEP\] -> \S+.*"
-        return ["mlm", str(model), str(folder / "t.txt")], "bertworks.evaluation.evaluate.evaluate", [pattern] * 2
+        return ["mlm", str(model), str(folder / "t.txt")], "bertworks.evaluation.evaluate.mlm_figures", [pattern] * 2
     if kind == "blimp":
         rows = [{"sentence_good": f"a film {n}", "sentence_bad": "film a", "UID": "order"} for n in "ab"]
         (folder / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

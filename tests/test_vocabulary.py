@@ -100,7 +100,7 @@ def test_no_room_for_temporary_files_is_an_error_of_ours():
 
 
 def test_a_killed_counting_process_is_an_error(monkeypatch):
-    monkeypatch.setattr(word_counts, "_BATCH", 10)
+    monkeypatch.setattr(word_counts, "BATCH", 10)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with (
         closing(WordCounts(1 << 20)) as counts,
@@ -167,7 +167,7 @@ def test_same_bytes_whatever_the_way(algorithm, tmp_path, monkeypatch):
     config = VocabularyConfig(size=330, algorithm=algorithm, min_frequency=1)
     expected = files_of(train_vocabulary(documents, config, workers=1)[0], tmp_path / "expected")
     assert len(json.loads(expected["tokenizer.json"])["model"]["vocab"]) > 100
-    monkeypatch.setattr(word_counts, "_BATCH", 2000)  # several batches, so that processes start
+    monkeypatch.setattr(word_counts, "BATCH", 2000)  # several batches, so that processes start
     for number, (workers, max_memory) in enumerate([(1, 1000), (2, 1 << 30), (3, 1000)]):
         random.Random(number).shuffle(documents)
         made, _ = train_vocabulary(iter(documents), config, workers=workers, max_memory=max_memory)
@@ -177,7 +177,7 @@ def test_same_bytes_whatever_the_way(algorithm, tmp_path, monkeypatch):
 def test_strings_of_numpy_are_texts_too(monkeypatch):
     documents = invented()
     expected, _ = train_vocabulary(documents, VocabularyConfig(size=200), workers=1)
-    monkeypatch.setattr(word_counts, "_BATCH", 2000)
+    monkeypatch.setattr(word_counts, "BATCH", 2000)
     assert train_vocabulary(np.array(documents), VocabularyConfig(size=200), workers=2)[0].tokens == expected.tokens
 
 

@@ -44,6 +44,7 @@ from cyclopts.validators import Number
 
 from bertworks.errors import url_of
 from bertworks.events import Event
+from bertworks.io.processes import Bulk
 from bertworks.io.remote import published, shown
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
@@ -91,6 +92,7 @@ class RawText:
 
 Raw = Annotated[RawText, Parameter("*")]  # each of its fields is an option
 Read = Annotated[ReadOptions, Parameter("*")]
+InBulk = Annotated[Bulk, Parameter("*", negative="")]
 Settings = Annotated[Repeatable, Parameter("--set")]
 
 

@@ -11,19 +11,31 @@ from bertworks.cli import console
 from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions
 
 
-def mlm(model: str, inputs: console.Inputs, /, *, raw: console.Raw = console.RawText()) -> console.Result:
+def mlm(
+    model: str,
+    inputs: console.Inputs,
+    /,
+    *,
+    output: console.OutputFile = None,
+    raw: console.Raw = console.RawText(),
+    bulk: console.InBulk = Bulk(),
+    overwrite: console.OverwriteFile = False,
+) -> Iterator[console.Result]:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time.
 
     Examples:
         bertworks evaluate mlm MODEL held-out.txt
         bertworks evaluate mlm MODEL news.jsonl --text-column body
     """
-    result = bw.evaluate_mlm(model, inputs, **vars(raw), on_note=console.say)
-    rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
-    return result, console.table(rows)
+    refuse_existing(output, overwrite)
+    result = bw.evaluate_mlm(model, inputs, **vars(raw), output=output, bulk=bulk, on_note=console.say)
+    if result is not None:
+        rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
+        yield result, console.table(rows)
 
 
 def blimp(

@@ -12,6 +12,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError, expect
 from bertworks.io.atomic_write import refuse_existing
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
 
@@ -151,6 +152,7 @@ def embed(
     read: console.Read = ReadOptions(),
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
+    bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
     """Write the vector of every row or text, in order: an array in .npy, else a column next to those of the input.
@@ -170,7 +172,7 @@ def embed(
     events = bw.embed_file(
         model, file_or_texts(data or (), text_input or ()), output, text=text or [], pooling=pooling,
         normalize=normalize, max_length=max_length, whitening=whitening, learn_from=learn_from,
-        guard_formulas=guard_formulas, read=read, device=device, precision=precision,
+        guard_formulas=guard_formulas, read=read, device=device, precision=precision, bulk=bulk,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
@@ -192,6 +194,7 @@ def index(
     verify: console.Flag = False,
     read: console.Read = ReadOptions(),
     device: str = "auto",
+    bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
     """Create an index of documents, add documents, or delete some.
@@ -218,7 +221,7 @@ def index(
     if documents is not None:
         events = bw.index_file(
             documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
-            max_length=max_length, language=language, device=device, read=read,
+            max_length=max_length, language=language, device=device, read=read, bulk=bulk,
         )  # fmt: skip
         console.show_events(events, as_json=as_json)
     if delete:

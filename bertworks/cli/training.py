@@ -15,6 +15,7 @@ from bertworks.datasets.values import names_of
 from bertworks.errors import expect
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions, parse_size
 from bertworks.io.text_files import file_or_texts
 
@@ -29,8 +30,8 @@ def vocab(
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     special_tokens: Literal["bert", "roberta", "xlm", "gpt2"] = "bert",
     max_memory: str = "1g",
-    workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
+    bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
@@ -52,7 +53,8 @@ def vocab(
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens)
     memory = parse_size(max_memory, "--max-memory")
     refuse_existing(output / "tokenizer.json", overwrite)
-    return make_vocabulary(read_text(inputs, **vars(raw)), output, config, max_memory=memory, workers=workers)
+    reader = read_text(inputs, **vars(raw))
+    return make_vocabulary(reader, output, config, bulk=bulk, max_memory=memory, workers=bulk.workers)
 
 
 def prepare(
@@ -61,8 +63,8 @@ def prepare(
     *,
     tokenizer: Path,
     output: console.Output,
-    workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
+    bulk: console.InBulk = Bulk(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Tokenize raw text in parallel, and write shards of token ids for `pretrain`.
@@ -77,7 +79,8 @@ def prepare(
     from bertworks.runs.prepare import make_shards, read_text
 
     vocabulary = bw.Tokenizer.load(tokenizer)
-    return make_shards(read_text(inputs, **vars(raw)), output, vocabulary, workers=workers, overwrite=overwrite)
+    reader = read_text(inputs, **vars(raw))
+    return make_shards(reader, output, vocabulary, overwrite=overwrite, bulk=bulk, workers=bulk.workers)
 
 
 def pretrain(
@@ -312,6 +315,7 @@ def predict(
     read: console.Read = ReadOptions(),
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
+    bulk: console.InBulk = Bulk(),
     as_json: console.Json = False,
 ) -> None:
     """Predict every row of a file, or texts. Predictions are added to the columns of the input, in its order.
@@ -337,6 +341,6 @@ def predict(
     events = bw.predict_file(
         bw.task_folder(model, task), file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
         probabilities=probabilities, threshold=threshold, kind=kind, guard_formulas=guard_formulas, read=read,
-        device=device, precision=precision,
+        device=device, precision=precision, bulk=bulk,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

@@ -11,7 +11,7 @@ import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -30,8 +30,9 @@ from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, as_path, expect, names_of, quoted, require
+from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
 from bertworks.events import Event, no_notes, printable
-from bertworks.inference.detect import detection_figures, load_with_generator
+from bertworks.inference.detect import load_with_generator
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import is_better, score
@@ -39,22 +40,20 @@ from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.task_metrics import bounded, compute_metrics, task_results
 from bertworks.io.atomic_write import refuse_unwritable, write_json
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
-from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Pooling
-from bertworks.runs.adaptation import bits_batches, bits_per_character
+from bertworks.runs.adaptation import bits_batches
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
-from bertworks.runs.run_folder import BITS
 from bertworks.text.corpus import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
-from bertworks.training.loop import evaluate
-from bertworks.training.objectives import PretrainingModel, figures, heads_of
+from bertworks.training.objectives import heads_of
 from bertworks.training.recipe import ObjectiveKind
 
 _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
@@ -154,8 +153,9 @@ def _place(source: object) -> str | None:
 def evaluate_mlm(
     model: str | Path, inputs: Sequence[str | Path] | Data, *, sequence_length: int | None = None, sequences: int = 0,
     device: str = "auto", precision: Precision = "fp32", text_column: str | None = None,
-    documents: Documents = "auto", encoding: str | None = None, on_note: Callable[[str], object] = no_notes,
-) -> dict[str, float]:  # fmt: skip
+    documents: Documents = "auto", encoding: str | None = None, output: str | Path | None = None,
+    bulk: Bulk = Bulk(), on_note: Callable[[str], object] = no_notes,
+) -> dict[str, float] | None:  # fmt: skip
     """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence or sentence order
     prediction if the model has such a head and the text two documents, one of them of two sentences. 15 % of the tokens
     are masked, 80/10/10, always the same ones. `bits_per_character` compares models with any vocabulary
@@ -170,6 +170,8 @@ def evaluate_mlm(
         sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
         sequences: the most sequences to evaluate; 0: all of the text.
         text_column, documents, encoding: see `CorpusReader`.
+        output: a JSON file for the figures.
+        bulk: where the figures of the batches are computed, if not here; after a part, there are none.
         on_note: is called with notes before the work: how the text was read, two examples and their masked tokens.
 
     Raises:
@@ -180,8 +182,7 @@ def evaluate_mlm(
     (source := ModelFolder(path)).require_language()
     config, state, tokenizer = source.load(needs={"encoder"})
     detects = "replaced_token" in (parts := component_names(state))
-    if not detects:
-        check_components(parts, {"lm_head"}, path)
+    check_components(parts, set() if detects else {"lm_head"}, path)
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
     expect(5 <= length <= longest, f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
@@ -194,26 +195,20 @@ def evaluate_mlm(
         format = formats[0] if len(every) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
         network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
+        network.to(choose_device(device))
         most = sequences or 1 << 40
         batches = held_out_batches(
             store, every, tokenizer, format=format, sequence_length=length, sequences=most, replaces=detects
         )
         for note in (str(reader.report), *masked_examples(batches[0], tokenizer)):
             on_note(note)
-        means = evaluate(network.to(choose_device(device)), batches, precision)
         bits, _ = bits_batches(store, every, tokenizer, tokenizer.template, length=length, windows=most)
-        others = {BITS: bits_per_character(network, bits, precision)} if bits.characters else {}
-    sequences = sum(batch.layout.num_sequences for batch in batches)
-    others |= detection_figures(network, batches) if detects else {}
-    counts = {"sequences": sequences, "masked_tokens": means["masked_lm"].count, "characters": bits.characters}
-    return figures(means) | others | {name: float(count) for name, count in counts.items()}
-
-
-def network_of(config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Mapping[str, Any]) -> PretrainingModel:
-    """The network with the heads of these objectives and the weights of a model folder."""
-    network = PretrainingModel(config, dict.fromkeys(kinds, 1.0))
-    network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
-    return network
+    settings = (reader.content_sha256(), text_column, documents, encoding, length, most, precision)
+    job = mlm_job(bulk, output, settings, str(model), kinds, detects, precision, device)
+    result = mlm_figures(network, batches, bits, precision, job, on_note)
+    if output and result:
+        write_json(as_path(output).expanduser(), result)
+    return result
 
 
 def evaluate_sts(

@@ -18,7 +18,8 @@ from bertworks.checkpoints.model_folder import check_components, load_model
 from bertworks.checkpoints.resolve import TASKS, resolve_model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import expect, require
-from bertworks.evaluation.evaluate import evaluate_mlm, network_of
+from bertworks.evaluation.evaluate import evaluate_mlm
+from bertworks.evaluation.mlm_portions import network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
 from bertworks.metrics.intervals import Array, RowSums, mean_sums, ratio, resampled
@@ -149,7 +150,7 @@ def measure_pairs(
 def measure_bits(arm: Arm, *, inputs: Sequence[str], sequences: int = 0) -> Measuring:
     """Bits per character of a text that the arm has not read, whatever its vocabulary is; see `runs.adaptation`."""
     yield Event("stage", "bits per character", {"stage": "bits"})
-    figures = evaluate_mlm(arm.model, inputs, sequences=sequences, device=arm.device)
+    figures = evaluate_mlm(arm.model, inputs, sequences=sequences, device=arm.device) or {}
     return Measured(figures[BITS], [])
 
 

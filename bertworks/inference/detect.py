@@ -12,6 +12,7 @@ from typing import TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
@@ -29,6 +30,7 @@ from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
 
 GENERATOR = "generator."  # how names of its parameters begin; its folder in that of the model
+Ranked = tuple[NDArray[np.float64], NDArray[np.bool_]]  # scores of tokens, and whether they were replaced
 AT_ONCE = 256  # texts that are computed together
 
 
@@ -138,18 +140,27 @@ def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel
     return network
 
 
-@torch.no_grad()
 def detection_figures(network: PretrainingModel, batches: Sequence[Batch]) -> dict[str, float]:
-    """How well a discriminator ranks replaced tokens above others (`replaced_token_auc`), and which fraction was
-    replaced (`replaced_tokens`)."""
-    device, scores, labels = next(network.parameters()).device, [], []
+    """The `ranking_figures` of a discriminator."""
+    return ranking_figures(detection_scores(network, batches))
+
+
+@torch.no_grad()
+def detection_scores(network: PretrainingModel, batches: Iterable[Batch]) -> Iterator[Ranked]:
+    """For each batch the scores of a discriminator, and whether the tokens were replaced."""
+    device = next(network.parameters()).device
     network.eval()
     for batch in (batch.to(device) for batch in batches):
         _, input_ids, replaced = network.replace_tokens(batch)
         states = network.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
         assert network.replaced_token is not None
-        scores.append(network.replaced_token(states).double().cpu().numpy())
-        labels.append(replaced.cpu().numpy())
+        yield network.replaced_token(states).double().cpu().numpy(), replaced.cpu().numpy()
+
+
+def ranking_figures(ranked: Iterable[Ranked]) -> dict[str, float]:
+    """How well a discriminator ranks replaced tokens above others (`replaced_token_auc`), and which fraction was
+    replaced (`replaced_tokens`)."""
+    scores, labels = zip(*ranked, strict=True)
     all_labels = np.concatenate(labels)
     auc = area_under_curve(np.concatenate(scores), all_labels)
     return {"replaced_token_auc": auc, "replaced_tokens": float(all_labels.mean())}

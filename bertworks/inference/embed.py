@@ -26,15 +26,25 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
-from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
+from bertworks.inference.predict import (
+    COMPARED,
+    bulk_portions,
+    compute_file,
+    portions,
+    refuse_taken,
+    results_in,
+    write_columns,
+)
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.binary_files import write_npy
+from bertworks.io.portions import Portions
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, first_rows, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
-from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
+from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim, fixed_machine
 
 Whitening = Literal["none", "center", "whiten"]
 Vectors = NDArray[np.float32]
@@ -313,6 +323,7 @@ def embed_file(
     precision: PrecisionOption = "auto",
     read: ReadOptions = ReadOptions(),
     guard_formulas: bool = False,
+    bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
     """Write the vector of every row of a file, in order: an array in .npy, else a column `embedding` next to those of
     the input. Call it again to resume after an interruption. The output appears when it is complete.
@@ -323,7 +334,7 @@ def embed_file(
         pooling, normalize, max_length, precision: see `Embedder`.
         whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance the identity.
         learn_from: a file of texts to compute that from; None: `data`.
-        guard_formulas: see `predict_file`.
+        guard_formulas, bulk: see `predict_file`.
 
     Raises:
         BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
@@ -343,21 +354,49 @@ def embed_file(
         column += "_"
     names = [] if kind is None else [column]
 
-    def compute(texts: Sequence[str]) -> tuple[int, bytes]:
-        vectors, truncated = embedder.portion(texts)
-        return int(np.count_nonzero(truncated)), vectors.tobytes()
-
     def write(files: Sequence[Path]) -> str | None:
         has_text = map(bool, _texts(reader, columns, IssueCounter()))
         blocks = _finished(embedder, files, has_text, whitening, learn_from)
         return _write_vectors(output, kind, reader, names, blocks, guard_formulas)
 
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
+    options = pooling, normalize, max_length, device, precision, None
+    job, compute = in_bulk(bulk, output, "embed", reader, columns, embedder, str(model), *options)
     yield from compute_file(
-        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
+        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write, job=job,
         empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
         examples=lambda texts: embedder.examples((f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)),
     )  # fmt: skip
+
+
+def _portion(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]) -> tuple[int, bytes]:
+    """The number of truncated texts, and the vectors. prompts: names; then, as an index has them, of length 1."""
+    if prompts is not None:
+        return 0, normalized(embedder.embed(texts, prompt=embedder.settings.prompt(*prompts))).tobytes()
+    vectors, truncated = embedder.portion(texts)
+    return int(np.count_nonzero(truncated)), vectors.tobytes()
+
+
+def vector_maker(
+    model: str, pooling: Pooling | None, normalize: bool | None, max_length: int | None, device: str,
+    precision: PrecisionOption, prompts: list[str] | None, threads: int,
+) -> tuple[dict[str, Any], Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
+    """The `maker` of vectors, see `Portions`."""
+    machine, options = fixed_machine(device, threads), {"normalize": normalize, "max_length": max_length}
+    embedder = Embedder(model, pooling=pooling, device=device, precision=precision, **options)  # type: ignore[arg-type]
+    identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
+    return identity, partial(_portion, embedder, prompts)
+
+
+def in_bulk(
+    bulk: Bulk, output: str | Path, command: str, reader: RowReader, columns: Sequence[str], embedder: Embedder,
+    *options: Any,
+) -> tuple[Portions | None, Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
+    """Vectors of a file: its `bulk_portions`; and what computes a portion here. options: of `vector_maker`."""
+    settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
+    maker, device = "bertworks.inference.embed:vector_maker", options[4]
+    job = bulk_portions(bulk, output, command, reader, settings, device, maker, *options)
+    return job, partial(_portion, embedder, options[-1])
 
 
 def _finished(

@@ -6,8 +6,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, groupby, islice
@@ -26,13 +26,15 @@ from bertworks.events import Event, no_notes
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor
 from bertworks.inference.task_metrics import predicted_label
-from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
+from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove, sha256
 from bertworks.io.binary_files import SEAL, is_sealed, sealing
-from bertworks.io.processes import chunk_by_size
+from bertworks.io.portions import Portions
+from bertworks.io.processes import Bulk, chunk_by_size
 from bertworks.io.tables import Data, ReadOptions, rows_of_texts
 from bertworks.io.text_files import IssueCounter
-from bertworks.training.device import PrecisionOption
+from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
+PREDICTION_MAKER = "bertworks.inference.predict:prediction_maker"
 COMPARED = 64  # rows that are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
 _OF_EMPTY = {"predict": "have no prediction", "embed": "get the vector of an empty text"}  # rows without text
@@ -106,6 +108,7 @@ def compute_file(
     document: Callable[[_T], str] = lambda _: "",
     examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
+    job: Portions | None = None,
     **fields: Any,
 ) -> Iterator[Event]:
     """Compute the results of all rows of a file in portions, and write the output. Each portion becomes a file at once,
@@ -118,40 +121,84 @@ def compute_file(
         empty: the rows without text, counted while `rows` are read. size, document: see `portions`.
         examples: the first rows -> notes on some of them.
         results: what the output holds; and more fields of the last event.
+        job: makes the portions, if they are not made here; of a part, the output is not written.
 
     Raises:
         UsageError: the output is the input.
         BertworksError: another process writes the same output.
     """
     refuse_same(reader, output)
-    job = fingerprint(reader, settings)
-    with _portions_folder(output) as folder:
-        found = list(folder.glob(f"{job}-*"))  # JOB-FIRST-END-TRUNCATED: rows, truncated texts; the seal has the name
-        kept = {path.name.rpartition("-")[0]: path for path in found if is_sealed(path, path.name)}
-        if done := sum(int(end) - int(first) for _, first, end in (name.split("-") for name in kept)):
-            yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
-        if damaged := len(found) - len(kept):
-            yield Event("note", f"{damaged:,} damaged portions in {folder} are computed again", {"damaged": damaged})
-        files, done = list[Path](), 0
+    done = 0
+
+    def groups() -> Iterator[tuple[str, list[_T]]]:
+        nonlocal done
         for portion in portions(rows, size, document):
-            if not done:
-                yield from examples(portion)
             first, done = done, done + len(portion)
-            name = f"{job}-{first:015}-{done:015}"
-            if name not in kept:
-                count, content = compute(portion)
-                kept[name] = folder / f"{name}-{count}"
-                with sealing(kept[name], kept[name].name) as temporary:
-                    temporary.write_bytes(content)
-                yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
-            files.append(kept[name])
+            yield f"{first:015}-{done:015}", portion
+
+    with ExitStack() as stack:
+        if job:
+            stack.enter_context(job.open())
+            inputs = (portion for _, portion in groups())
+            yield from chain.from_iterable(map(examples, first := list(islice(inputs, 1))))
+            files = yield from job.make(stage, chain(first, inputs), compute)
+            if job.bulk.part:
+                return
+        else:
+            folder = stack.enter_context(_portions_folder(output))
+            files = yield from _made_here(stage, folder, fingerprint(reader, settings), groups(), compute, examples)
         yield from notes_on(reader, empty, _OF_EMPTY[stage])
-        if written := write(files):
-            yield Event("note", written)
+        yield from (Event("note", note) for note in filter(None, [write(files)]))
     truncated = sum(int(file.name.rpartition("-")[2]) for file in files)
     note = f"; {truncated:,} texts were truncated" if truncated else ""
     fields = {"output": str(output), "rows": done, "truncated": truncated, **fields}
     yield Event("done", f"{output}: {done:,} {results}{note}", fields)
+
+
+def _made_here(
+    stage: str, folder: Path, job: str, groups: Iterable[tuple[str, list[_T]]],
+    compute: Callable[[list[_T]], tuple[int, bytes]], examples: Callable[[list[_T]], Iterable[Event]],
+) -> Generator[Event, None, list[Path]]:  # fmt: skip
+    """The files of all portions, made by this process. Their names are JOB-FIRST-END-TRUNCATED: rows, truncated texts;
+    the seal has the name. groups: FIRST-END, and the rows."""
+    found = list(folder.glob(f"{job}-*"))
+    kept = {path.name.rpartition("-")[0]: path for path in found if is_sealed(path, path.name)}
+    if done := sum(int(end) - int(first) for _, first, end in (name.split("-") for name in kept)):
+        yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
+    if damaged := len(found) - len(kept):
+        yield Event("note", f"{damaged:,} damaged portions in {folder} are computed again", {"damaged": damaged})
+    files = list[Path]()
+    for place, portion in groups:
+        if not files:
+            yield from examples(portion)
+        name = f"{job}-{place}"
+        if name not in kept:
+            count, content = compute(portion)
+            kept[name] = folder / f"{name}-{count}"
+            with sealing(kept[name], kept[name].name) as temporary:
+                temporary.write_bytes(content)
+            done = int(place.partition("-")[2])
+            yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
+        files.append(kept[name])
+    return files
+
+
+def bulk_portions(
+    bulk: Bulk, output: str | Path, command: str, reader: RowReader | None, settings: Mapping[str, Any], device: str,
+    maker: str, *arguments: Any,
+) -> Portions | None:  # fmt: skip
+    """A job of a model, of which `bulk` says where its portions are made; None: here, as they always were.
+
+    Args:
+        settings: all that the results depend on, besides the machine, and the rows of a reader.
+        maker: see `Portions`. It gets the arguments and the number of threads.
+    """
+    if not bulk:
+        return None
+    rows = reader and [reader.path.stat().st_size, sha256(reader.path), asdict(reader.options)]
+    machine = fixed_machine(device)
+    identity, threads = {"command": command, "data": rows, **settings, **machine}, machine["threads"]
+    return Portions(output, bulk, identity, maker, [*arguments, threads], threads=threads, gpus=gpus_for(device))
 
 
 def results_in(portion: Path) -> bytes:
@@ -209,16 +256,17 @@ def predict_file(
     read: ReadOptions = ReadOptions(),
     kind: FileKind | None = None,
     guard_formulas: bool = False,
+    bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
-    """Write the prediction for every row of a file next to the columns of the row, in order. Call it again to resume
-    after an interruption. The output appears when it is complete.
+    """Write the prediction for every row of a file next to the columns of the row, in order. Call it again to resume.
+    The output appears when it is complete.
 
     Args:
         data, output: files; "-" is standard input and output. Data may also be rows in memory, see `finetune`, or texts
-            (two for each row of pairs or questions). The suffix of the output gives its format. CoNLL, for tags: the
-            lines of the data with a further column, if that is CoNLL, else words and their tags.
+            (two for each row of pairs or questions). The suffix of the output gives its format. CoNLL, for tags: lines
+            of the data with a further column, if that is CoNLL, else words and tags.
         text: the columns of the text; (): those of the training, else inferred.
-        top_k, probabilities, threshold: see `Predictor`.
+        top_k, probabilities, threshold: see `Predictor`. bulk: worker processes, a cluster, or a part of the rows.
         guard_formulas: in csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
 
     Raises:
@@ -237,8 +285,7 @@ def predict_file(
         yield _compare(predictor, _items(reader, schema, d, fields, IssueCounter()))
 
     def write(files: Sequence[Path]) -> str | None:
-        rows_of = partial(json.loads, parse_float=lambda digits: round(float(digits), _DIGITS))
-        columns = (row for file in files for row in rows_of(results_in(file)))
+        columns = chain.from_iterable(map(_rows_in, files))
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
             return None
@@ -246,10 +293,12 @@ def predict_file(
 
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
-    rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
+    rows = _items(reader, schema, d, fields, empty)
+    options = str(model), device, precision, threshold, asdict(fields)
+    job = bulk_portions(bulk, output, "predict", reader, settings, device, PREDICTION_MAKER, *options)
     yield from compute_file(
-        "predict", reader, output, settings, rows, compute, write, empty=empty,
-        examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
+        "predict", reader, output, settings, rows, partial(_predictions, predictor, fields), write,
+        empty=empty, job=job, examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
         size=lambda item: item.characters if item else 0,
         document=lambda item: item.document if item and d.document_context else "",
     )  # fmt: skip
@@ -261,6 +310,23 @@ def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item
     columns = [fields.empty_columns if item is None else fields.columns(*next(answers)) for item in rows]
     truncated = sum(row["truncated_tokens"] > 0 for row in columns)
     return truncated, json.dumps(columns, ensure_ascii=False).encode()
+
+
+def _rows_in(portion: Path) -> list[dict[str, Any]]:
+    """The new columns of the rows of a portion."""
+    rows: list[dict[str, Any]] = json.loads(
+        results_in(portion), parse_float=lambda digits: round(float(digits), _DIGITS)
+    )
+    return rows
+
+
+def prediction_maker(
+    model: str, device: str, precision: PrecisionOption, threshold: float | None, fields: dict[str, Any], threads: int
+) -> tuple[dict[str, Any], Callable[[Sequence[Item | None]], tuple[int, bytes]]]:
+    """The `maker` of predictions, see `Portions`."""
+    machine = fixed_machine(device, threads)
+    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+    return {"model": predictor.fingerprint, **machine}, partial(_predictions, predictor, OutputFields(**fields))
 
 
 def _compare(ours: Predictor, first: Iterator[Item | None]) -> Event:

@@ -2,6 +2,7 @@
 
 - `available_cpus`: the limit by affinity and by the CPU quota of a control group (`docker --cpus`)
 - `CpuMonitor`: free CPUs, measured between two calls
+- `Bulk`: the options of large jobs, whose portions are made in several processes
 - `in_processes`: results in the order of the inputs, and an error if a worker dies
 
 Workers are child processes that read from standard input, not `multiprocessing`: they need no
@@ -20,13 +21,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 
 _T = TypeVar("_T")
 _READ_AHEAD = 2  # inputs that wait for a worker
@@ -125,36 +128,81 @@ def chunk_by_size(values: Iterable[_T], smallest: int, size_of: Callable[[_T], i
         yield chunk
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bulk:
+    """Large jobs, in portions that any number of processes and machines make.
+
+    Args:
+        on: Make the portions in worker processes: local, ray (the cluster of RAY_ADDRESS, else this machine), or
+            ray://HEAD:10001.
+        part: Make the portions of one part only, as 3/40 (0/40 to 39/40), in OUTPUT.parts. For Slurm arrays and the
+            like; afterwards --join.
+        join: Write the output from the portions that all parts have made.
+        workers: Number of processes. Unset: one per usable core.
+
+    Raises:
+        UsageError: an unknown engine, no such part, or more than one of on, part and join.
+    """
+
+    on: str | None = None
+    part: str | None = None
+    join: bool = False
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if sum((self.on is not None, self.part is not None, self.join)) > 1:
+            raise UsageError("--on, --part and --join exclude each other", hint="first each --part, then --join alone")
+        if self.on is not None and not re.fullmatch(r"local|ray|ray://[^/:]+:\d{1,5}", self.on):
+            raise UsageError(f"there is no engine {self.on!r}", hint="--on local, --on ray or --on ray://HEAD:10001")
+        if self.part is not None and not self.numbers:
+            hint = "of 40 parts, --part 0/40 is the first and --part 39/40 the last"
+            raise UsageError(f"--part {self.part}: there is no such part", hint=hint)
+
+    def __bool__(self) -> bool:
+        return self.on is not None or self.part is not None or self.join
+
+    @property
+    def numbers(self) -> tuple[int, int] | None:
+        """The number of the part, and how many there are."""
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.part or "")
+        return (int(match[1]), int(match[2])) if match and int(match[1]) < int(match[2]) else None
+
+
 def in_processes(
-    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str
-) -> Generator[Any, None, None]:
-    """Yield the result of each input, in order.
+    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str,
+    tries: int = 1, gpus: int = 0, any_order: bool = False,
+) -> Generator[Any, None, None]:  # fmt: skip
+    """Yield the result of each input, in order, or with `any_order` as they come.
 
     Args:
         maker: "module:name" of a function. Each process calls it with the settings; it returns the function from
             input to result.
         settings: values that JSON can hold.
         inputs: values that can be pickled, as the results.
-        workers: processes; None: one per CPU; 1: this process only.
-        ended, hint: the error when a worker dies. {number} becomes the number of the input, {how} the exit status.
+        workers: processes; None: one per CPU; 1: this process only, unless `any_order`.
+        ended, hint: the error when an input has ended as many processes as `tries`. {number} becomes its number,
+            {value[0]} its first part, {how} the exit status. gpus: that the processes share.
 
     Raises:
         BertworksError: a worker was killed, or raised this error.
     """
     workers = workers or available_cpus()
-    if workers == 1:
+    if workers == 1 and not any_order:
         yield from map(resolve_name(maker)(*settings), inputs)
         return
     # No lock of `threading` or `concurrent.futures` here: an interrupt may leave one locked for ever. A queue may not.
     tasks, results = SimpleQueue[tuple[int, Any] | None](), SimpleQueue[tuple[int, Any]]()
     processes, done, sent, received = list[subprocess.Popen[bytes]](), dict[int, Any](), 0, 0
+    ends = list[bool]()  # not empty when the processes are no longer needed
+    queues = tasks, results, ends, (ended, hint, tries)
 
     def finished(unfinished: int) -> Iterator[Any]:
-        """The next results in order: those that exist, and more until at most `unfinished` inputs have none."""
+        """The next results: those that exist, and more until at most `unfinished` inputs have none."""
         nonlocal received
         while received in done or sent - received > unfinished or not results.empty():
             if received not in done:
-                done.update([results.get()])
+                number, value = results.get()
+                done[received if any_order else number] = value
                 continue
             result = done.pop(received)
             received += 1
@@ -165,13 +213,16 @@ def in_processes(
     try:
         for value in inputs:
             if sent < workers:
-                processes.append(_start(json.dumps([maker, settings])))
-                threading.Thread(target=_feed, args=(processes[-1], tasks, results, ended, hint), daemon=True).start()
+                rank = {"LOCAL_RANK": str(sent % gpus)} if gpus else {}
+                start = partial(_start, json.dumps([maker, settings]), rank)
+                processes.append(start())
+                threading.Thread(target=_feed, args=(start, processes, sent, *queues), daemon=True).start()
             tasks.put((sent, value))
             sent += 1
             yield from finished(workers + _READ_AHEAD)
         yield from finished(0)
     finally:
+        ends.append(True)
         for process in processes:
             process.kill()
             tasks.put(None)
@@ -180,32 +231,46 @@ def in_processes(
 
 
 def _feed(
-    process: subprocess.Popen[bytes], tasks: SimpleQueue[Any], results: SimpleQueue[Any], ended: str, hint: str
-) -> None:
-    """Give inputs to a process, one at a time, and take its results, until there is a None."""
-    assert process.stdin
-    assert process.stdout
-    with suppress(OSError), process:
+    start: Callable[[], subprocess.Popen[bytes]], processes: list[subprocess.Popen[bytes]], place: int,
+    tasks: SimpleQueue[Any], results: SimpleQueue[Any], ends: list[bool], lost: tuple[str, str, int],
+) -> None:  # fmt: skip
+    """Give inputs to a process, one at a time, and take its results, until there is a None. lost: what `in_processes`
+    does when a process ends; then another one takes its place."""
+    ended, hint, tries = lost
+    with suppress(OSError), ExitStack() as stack:
+        stack.enter_context(processes[place])
         while task := tasks.get():
             number, value = task
-            try:
-                pickle.dump(value, process.stdin)
-                process.stdin.flush()
-                result = pickle.load(process.stdout)
-            except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
-                code = process.wait()
-                how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
-                result = BertworksError(ended.format(number=number, how=how), hint=hint)
-            except Exception as error:  # the value cannot be pickled
-                result = error
+            for left in reversed(range(tries)):
+                process = processes[place]
+                try:
+                    assert process.stdin
+                    assert process.stdout
+                    pickle.dump(value, process.stdin)
+                    process.stdin.flush()
+                    result = pickle.load(process.stdout)
+                    break
+                except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
+                    code = process.wait()
+                    how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
+                    result = BertworksError(ended.format(number=number, how=how, value=value), hint=hint)
+                    if left and not ends:
+                        processes[place] = stack.enter_context(start())
+                    if ends:
+                        processes[place].kill()
+                except Exception as error:  # the value cannot be pickled
+                    result = error
+                    break
             results.put((number, result))
 
 
-def _start(work: str) -> subprocess.Popen[bytes]:
+def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", work]
-    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = (
+        os.environ | environment | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | environment, start_new_session=True
     )
 
 

@@ -5,10 +5,12 @@
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
@@ -20,9 +22,10 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, quoted, url_of
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
+from bertworks.inference.embed import Embedder, Vectors, in_bulk, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
-from bertworks.inference.predict import fingerprint, notes_on, portions
+from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, first_rows, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
@@ -251,21 +254,25 @@ class Index(Documents):
         ids: Sequence[str] | None,
         fields: Sequence[dict[str, Any]],
         sources: Sources | None = None,
+        vectors: Vectors | None = None,
     ) -> int:
         """`add` without its checks, within `changing`. Of documents with the same id the last one is kept. sources:
-        new states of indexed files."""
+        new states of indexed files. vectors: of the texts, end to end; None: they are computed."""
         first = self.manifest.next_row
         names = map(str, range(first, first + len(texts)) if ids is None else ids)
-        rows: dict[str, dict[str, Any]] = {}
-        for name, text, values in zip(names, texts, fields, strict=True):
-            rows.pop(name, None)
-            rows[name] = {"id": name, "text": text, "fields": values}
+        places: dict[str, int] = {}
+        for place, name in enumerate(names):
+            places.pop(name, None)
+            places[name] = place
+        rows = [{"id": name, "text": texts[place], "fields": fields[place]} for name, place in places.items()]
         _ = self.language  # report another stemmer before vectors are computed
         before, prompt = len(self), self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
-        vectors = normalized(self.embedder.embed([row["text"] for row in rows.values()], prompt=prompt))
-        manifest = self.without(list(rows))
+        if vectors is None:
+            vectors = normalized(self.embedder.embed(texts, prompt=prompt))
+        vectors = vectors.reshape(len(texts), -1)[list(places.values())]
+        manifest = self.without(list(places))
         manifest = replace(manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})})
-        self.commit(self.with_segment(manifest, list(rows.values()), vectors))
+        self.commit(self.with_segment(manifest, rows, vectors))
         return before + len(texts) - len(self)
 
     def _vectors(self, queries: Sequence[str]) -> Vectors:
@@ -307,6 +314,7 @@ def index_file(
     language: str | None = None,
     device: str = "auto",
     read: ReadOptions = ReadOptions(),
+    bulk: Bulk = Bulk(),
 ) -> Iterator[Event]:
     """Add the rows of a file to an index, and create the index if it is missing. Call it again to resume; a file that
     is in the index already is not read again.
@@ -319,6 +327,7 @@ def index_file(
         identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
             replaces one with the same id.
         pooling, max_length, language: of a new index, see `Index.create`.
+        bulk: where vectors are computed, if not here.
 
     Raises:
         BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
@@ -326,14 +335,41 @@ def index_file(
     folder, reader = as_path(folder, "output"), RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
-    index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length, language=language)
+    settings = {"pooling": pooling, "max_length": max_length, "language": language}
+    index = _open_or_create(folder, model, device, bulk.part, **settings)
     hint = f"; --text {quoted(columns[-1])} leaves the title out" if title in columns and not text else ""
     hint += f"; bm25 compares the stems of {index.language}" if index.language else ""
     yield reading_note(reader, columns, f"id: {id_column or _NUMBERED}{hint}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
-    source, empty, replaced = fingerprint(reader, columns, id_column), IssueCounter(), 0
+    source, empty = fingerprint(reader, columns, id_column), IssueCounter()
     source = source if id_column is None else NAMED + source
+
+    def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
+        return portions(((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1]))
+
+    name, s = str(model or index.manifest.model), index.embedder.settings
+    options = name, s.pooling, s.normalize, s.max_length, device, "auto", DOCUMENT_PROMPTS
+    job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, *options)
+    with ExitStack() as stack:
+        files = None
+        if job and not index.manifest.sources.get(source, (0, False))[1]:
+            stack.enter_context(job.open())
+            texts = ([text for _, text in portion if text] for portion in groups(IssueCounter()))
+            files = yield from job.make("index", texts, compute)
+            if bulk.part:
+                return
+        stored = {id_column, *columns} - {title}
+        yield from _add_rows(index, source, reader, groups(empty), empty, id_column, stored, files)
+
+
+def _add_rows(
+    index: Index, source: str, reader: RowReader, groups: Iterable[list[tuple[Row, str]]], empty: IssueCounter,
+    id_column: str | None, left_out: Container[str | None], files: Iterable[Path] | None,
+) -> Iterator[Event]:  # fmt: skip
+    """Add the rows of a file, one portion at a time, after those that are there. left_out: columns that are not stored
+    next to the text. files: the vectors of all portions; None: they are computed."""
+    replaced = 0
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
         if complete:
@@ -341,28 +377,35 @@ def index_file(
             return
         if done:
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
-        rows = ((row, row_text(row, columns, empty)) for row in reader)  # counts also the empty ones of finished rows
-        for portion in portions(islice(rows, done, None), lambda pair: len(pair[1])):
+        begin = 0
+        for portion, file in zip(groups, files or repeat(Path())):
+            rows, begin = portion[max(0, done - begin) :], begin + len(portion)
             if not done:
-                yield from index.embedder.examples(((row.where, text) for row, text in portion), *DOCUMENT_PROMPTS)
-            kept, used = [pair for pair in portion if pair[1]], {id_column, *columns} - {title}
-            done += len(portion)
+                yield from index.embedder.examples(((row.where, text) for row, text in rows), *DOCUMENT_PROMPTS)
+            kept, done = [(row, text) for row, text in rows if text], max(done, begin)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            fields = [{name: row.values[name] for name in row.values if name not in used} for row, _ in kept]
+            fields = [{name: row.values[name] for name in row.values if name not in left_out} for row, _ in kept]
             if kept:
-                replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
+                vectors = None if files is None else np.frombuffer(bytearray(results_in(file)), np.float32)
+                replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)}, vectors)
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
     yield from notes_on(reader, empty, "are left out")
     yield _done(index, f"{done:,} rows of {reader.name}", replaced)
 
 
-def _open_or_create(folder: Path, model: str | Path | None, device: str, **settings: Any) -> Index:
-    """The index in a folder, whose settings must match, or a new one."""
+def _open_or_create(folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any) -> Index:
+    """The index in a folder, whose settings must match, or a new one, which another `part` may be making."""
     index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
     if index is None or (not index.segments and (model or any(settings.values()))):
         name = model or (index.manifest.model if index else "minilm")
-        return Index.create(folder, name, device=device, **settings)
+        try:
+            return Index.create(folder, name, device=device, **settings)
+        except BertworksError:
+            if not part:
+                raise
+            time.sleep(1)
+            return _open_or_create(folder, model, device, None, **settings)
     for setting, value in settings.items():
         if value not in (None, stored := index.manifest.fingerprint.get(setting)):
             hint = "leave it out, or make another index"

@@ -4,19 +4,24 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
+from bertworks.io.portions import Portions
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import Data, sources_of
 from bertworks.io.text_files import open_lines
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
-from bertworks.text.shards import Shards, holds_shards, write_shards
+from bertworks.text.file_groups import blocks_of, counts_of, groups, source_of
+from bertworks.text.shards import PART_CHARACTERS, Shards, holds_shards, refuse_other_files, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
@@ -88,10 +93,12 @@ def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
     refuse_nested(output, [*folders, *map(str, reader.files)], folders)
 
 
-def make_vocabulary(reader: CorpusReader, output: Path, config: VocabularyConfig, **options: Any) -> Iterator[Event]:
+def make_vocabulary(
+    reader: CorpusReader, output: Path, config: VocabularyConfig, *, bulk: Bulk = Bulk(), **options: Any
+) -> Iterator[Event]:
     """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures.
 
-    options: max_memory, workers: see `train_vocabulary`.
+    bulk: where words are counted. options: max_memory, workers: see `train_vocabulary`.
 
     Raises:
         UsageError: the folder holds other files than a tokenizer, or is within the corpus.
@@ -102,15 +109,31 @@ def make_vocabulary(reader: CorpusReader, output: Path, config: VocabularyConfig
     what = f"the folder holds more than a tokenizer: {', '.join(strange[:5])}"
     expect(not strange, what, where=output, hint="-o ANOTHER-FOLDER: its content would be lost")
 
-    def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
-        texts = (document.text for document in reader)
-        return train_vocabulary(texts, config, progress=report_progress, **options)
+    with ExitStack() as stack:
+        if bulk:
+            job = _job(reader, output, bulk, "vocab", "bertworks.text.file_groups:count_maker", asdict(config))
+            stack.enter_context(job.open())
+            files = yield from job.make("vocab", groups(reader))
+            if bulk.part:
+                return
+            options["counted"] = lambda sample: counts_of(files, reader, sample)
 
-    tokenizer, report = yield from in_background("vocabulary", work)
-    with replacing_folder(output) as temporary:
-        tokenizer.save(temporary)
+        def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
+            texts = (document.text for document in reader)
+            return train_vocabulary(texts, config, progress=report_progress, **options)
+
+        tokenizer, report = yield from in_background("vocabulary", work)
+        with replacing_folder(output) as temporary:
+            tokenizer.save(temporary)
     yield Event("note", str(reader.report))
     yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **asdict(report)})
+
+
+def _job(reader: CorpusReader, output: Path, bulk: Bulk, command: str, maker: str, *settings: Any) -> Portions:
+    """The portions of a corpus: groups of its files."""
+    source = source_of(reader)
+    identity = {"command": command, "corpus": reader.identity(), "read": source, "settings": settings}
+    return Portions(output, bulk, identity, maker, [f"{output.expanduser().absolute()}.parts", source, *settings])
 
 
 def extend_tokenizer(
@@ -130,10 +153,13 @@ def extend_tokenizer(
         yield Event("note", printable(f"example  new word {word!r}, {count:,} times: until now {pieces}"))
 
 
-def make_shards(reader: CorpusReader, output: Path, tokenizer: Tokenizer, **options: Any) -> Iterator[Event]:
+def make_shards(
+    reader: CorpusReader, output: Path, tokenizer: Tokenizer, *, overwrite: bool = False, bulk: Bulk = Bulk(),
+    **options: Any,
+) -> Iterator[Event]:  # fmt: skip
     """Shards from raw text, and the corpus report. The "done" event has the counts.
 
-    options: workers, overwrite: see `write_shards`.
+    bulk: where the text is split and encoded. overwrite; options: workers: see `write_shards`.
 
     Raises:
         UsageError: the folder is within the corpus.
@@ -142,14 +168,26 @@ def make_shards(reader: CorpusReader, output: Path, tokenizer: Tokenizer, **opti
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, CorpusStatistics | None]:
         progress = partial(report_progress, "characters")
-        shards = write_shards(reader, tokenizer, output, progress=progress, **options)
+        shards = write_shards(reader, tokenizer, output, progress=progress, overwrite=overwrite, **options)
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
         report = corpus_report(shards, tokenizer)
         report.save(shards.folder)
         return shards, report
 
-    shards, report = yield from in_background("shards", work)
+    with ExitStack() as stack:
+        if bulk and (overwrite or not (output / "manifest.json").exists()):
+            if output.exists():
+                refuse_other_files(output, overwrite)
+            maker, settings = "bertworks.text.file_groups:shard_maker", (tokenizer.sha256, PART_CHARACTERS)
+            job = _job(reader, output, bulk, "prepare", maker, *settings)
+            stack.enter_context(job.open())
+            tokenizer.save(job.folder / "tokenizer")
+            files = yield from job.make("prepare", groups(reader))
+            if bulk.part:
+                return
+            options["made"] = lambda: map(BytesIO, blocks_of(files, reader))
+        shards, report = yield from in_background("shards", work)
     yield from (Event("note", text) for text in shards.notes)
     m = shards.manifest
     counts = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}

@@ -294,8 +294,7 @@ class CorpusReader:
     Args:
         inputs: the paths, or rows in memory as in `pretrain`. Of folders: .txt .jsonl .csv .tsv .parquet, their other
             usual suffixes (.text .ndjson .tab .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz
-            .bz2. Names with a leading "_", other suffixes, links to folders, pipes and devices are skipped and counted.
-            Hidden files are ignored.
+            .bz2. Names with "_" first, other suffixes, links, pipes and devices are skipped and counted, hidden not.
         text_column: the column or field of the text; None: inferred per file, and reported.
         documents: the end of a document in plain text; "auto": inferred from the first megabyte of each file, and
             reported.
@@ -319,8 +318,8 @@ class CorpusReader:
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
         self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
-        self._inputs = sources_of(inputs)  # rows in memory are a file as long as this object exists
-        for item in self._inputs:
+        self.inputs = sources_of(inputs)  # rows in memory are a file as long as this object exists
+        for item in self.inputs:
             path, pipe_name = text_files.rereadable(item, self)
             pipe_name = str(item) if isinstance(item, StoredRows) else pipe_name
             found = [(path, "")] if pipe_name else self._find(path)
@@ -335,11 +334,19 @@ class CorpusReader:
         self.report = CorpusReport()
 
     def __iter__(self) -> Iterator[Document]:
-        report = CorpusReport(files=len(self.files), counts=Issues({SKIPPED: deepcopy(self._skipped)}))
+        report = self.new_report()
         for path in self.files:
-            yield from self._read(path, report)
-        what = "\n  ".join(["no text was found", *report.issues()])
+            yield from self.read(path, report)
+        self.finish(report)
+
+    def new_report(self) -> CorpusReport:
+        """The report of a pass that has read no file yet."""
+        return CorpusReport(files=len(self.files), counts=Issues({SKIPPED: deepcopy(self._skipped)}))
+
+    def finish(self, report: CorpusReport) -> None:
+        """Keep the report of a complete pass. Raises BertworksError if there was no document."""
         where = self._names[self.files[0]][1] + (" ..." if len(self.files) > 1 else "")
+        what = "\n  ".join(["no text was found", *report.issues()])
         require(report.documents, what, where, "name files that hold text")
         self.report = report
 
@@ -365,7 +372,7 @@ class CorpusReader:
             digest.update(f"{self._names[path][0]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
-    def _read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
+    def read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
         _, name = self._names[path]
         for raw in FileReader(path, name, report, self.text_column, self.documents, self.encoding):
             source = f"{name}:{raw.line}"

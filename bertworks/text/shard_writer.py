@@ -13,7 +13,7 @@ The file of a part is an .npz file, sealed with the sha256 of the text and of th
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ _SAMPLED_CHARACTERS = 1 << 12  # of such a sentence
 _WORD_CHARACTERS = 40  # of a word kept as an example
 _UNKNOWN_WORDS = 100  # of these, per part
 _LISTED_UNKNOWN_WORDS = 1000  # in the manifest
-Part = tuple[int, list[str]]  # its number, its documents
+Part = tuple[int, list[str]]  # its number, its documents: in order, with a minimum of characters together
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -129,11 +129,6 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 def _most_frequent(words: Counter[str], number: int) -> dict[str, int]:
     return dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:number])
-
-
-def cut_into_parts(documents: Iterable[str], part_characters: int) -> Iterator[Part]:
-    """Group documents, in order, into parts of at least `part_characters`; the last may be shorter."""
-    return enumerate(chunk_by_size(documents, part_characters, len))
 
 
 def write_parts(
@@ -166,7 +161,7 @@ class PartWriter:
     """
 
     def __init__(self, tokenizer_folder: str | Path, folder: str | Path):
-        self._tokenizer = tokenizer = Tokenizer.load(tokenizer_folder)
+        self.tokenizer = tokenizer = Tokenizer.load(tokenizer_folder)
         serialized = (Path(tokenizer_folder) / "tokenizer.json").read_text(encoding="utf-8")
         is_exact = WordCache.is_exact(serialized)
         self._encode = WordCache(serialized).encode if is_exact else lambda texts: flat_arrays(tokenizer.ids(texts))
@@ -183,7 +178,7 @@ class PartWriter:
         return sum(map(len, documents))
 
     def key(self, documents: list[str]) -> str:
-        return json_sha256({"tokenizer": self._tokenizer.sha256, "documents": documents})
+        return json_sha256({"tokenizer": self.tokenizer.sha256, "documents": documents})
 
     def encode(self, documents: list[str]) -> dict[str, Any]:
         """Split and encode the text of a part."""
@@ -191,9 +186,9 @@ class PartWriter:
         sentences = list(chain.from_iterable(split))
         batches = [flat_arrays([]), *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
         tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
-        unknown = np.flatnonzero(tokens == self._tokenizer.unk_id)
+        unknown = np.flatnonzero(tokens == self.tokenizer.unk_id)
         with_unknown = np.unique(np.searchsorted(np.cumsum(lengths), unknown, side="right"))[:_SAMPLED_SENTENCES]
-        sample = self._tokenizer.unknown([sentences[row][:_SAMPLED_CHARACTERS] for row in with_unknown])
+        sample = self.tokenizer.unknown([sentences[row][:_SAMPLED_CHARACTERS] for row in with_unknown])
         unknown_words = Counter(word[:_WORD_CHARACTERS] for word in sample)
         # A sentence of control characters only has no tokens and is left out.
         sizes = np.bincount(np.repeat(np.arange(len(split)), list(map(len, split)))[lengths > 0], minlength=len(split))
@@ -208,7 +203,7 @@ class PartWriter:
             "unknown_words": _most_frequent(unknown_words, _UNKNOWN_WORDS),
         }
         return {
-            "tokens": tokens.astype(token_dtype(self._tokenizer.vocab_size)),
+            "tokens": tokens.astype(token_dtype(self.tokenizer.vocab_size)),
             "lengths": lengths[lengths > 0].astype("<i4"),
             "documents": sizes[sizes > 0].astype("<i4"),
             "counts": np.array(json.dumps(counts)),
@@ -220,17 +215,16 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / f"{number // 1000:04d}" / f"{number % 1000:03d}.part"
 
 
-def join_parts(parts: Path, number: int, folder: Path) -> dict[str, Any]:
+def join_parts(parts: Callable[[], Iterable[Any]], folder: Path) -> dict[str, Any]:
     """Write the data files into `folder`, each atomically. Returns the counts of a manifest.
 
     Args:
-        parts: the folder of the part files.
-        number: of parts.
+        parts: gives all parts, in order: each a path or an open file.
     """
 
     def arrays(name: str) -> Iterator[NDArray[Any]]:
-        for index in range(number):
-            with np.load(part_path(parts, index)) as part:
+        for file in parts():
+            with np.load(file) as part:
                 yield part[name]
 
     totals: Counter[str] = Counter()

@@ -14,7 +14,7 @@ after the parts that it wrote.
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
@@ -28,10 +28,12 @@ from bertworks.errors import BertworksError, as_path, check, quoted, require, so
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shard_writer import DATA_FILES, cut_into_parts, join_parts, token_dtype, write_parts
+from bertworks.text.file_groups import parts_of
+from bertworks.text.shard_writer import DATA_FILES, join_parts, part_path, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the folder and of the rules that make its bytes
+PART_CHARACTERS = 1 << 20
 _MAX_MANIFEST = 1 << 24  # bytes
 _OUR_FILES = (*DATA_FILES, "preflight.json", "parts", "tokenizer", "plan.json", "manifest.json")
 _HINT = (
@@ -194,9 +196,10 @@ def write_shards(
     folder: str | Path,
     *,
     workers: int | None = None,
-    part_characters: int = 1 << 20,
+    part_characters: int = PART_CHARACTERS,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
+    made: Callable[[], Iterable[Any]] | None = None,
 ) -> Shards:
     """Turn a corpus into a shards folder, or resume an interrupted command.
 
@@ -208,6 +211,7 @@ def write_shards(
         part_characters: text that a worker gets at a time; an interruption loses at most this much per worker.
         overwrite: delete the shards of another command in the folder.
         progress: called with the characters done so far.
+        made: gives all parts, if other processes have made them; the corpus is then not read.
 
     Raises:
         BertworksError: the folder holds something else or is in use, the disk is full, a worker died, input files
@@ -217,7 +221,7 @@ def write_shards(
     settings = _settings(reader, tokenizer)
     busy = "another process is writing to this folder"
     with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):
-        _refuse_other_files(folder, overwrite)
+        refuse_other_files(folder, overwrite)
         if overwrite:
             for name in _OUR_FILES:  # those that identify the folder go last, so that the command can be repeated
                 remove(folder / name)
@@ -226,21 +230,24 @@ def write_shards(
             _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
         else:
             _begin(folder, settings, reader, tokenizer)
-            parts = cut_into_parts((document.text for document in reader), part_characters)
-            number = 0
+            number, parts = 0, () if made else enumerate(parts_of(reader, part_characters))
             with closing(write_parts(parts, folder / "tokenizer", folder / "parts", workers)) as written:
                 for done in accumulate(written):
                     number += 1
                     if progress:
                         progress(done)
-            _join(folder, number, tokenizer, settings, reader).save(folder / "manifest.json")
+            here = lambda: (part_path(folder / "parts", index) for index in range(number))  # noqa: E731
+            _join(folder, made or here, tokenizer, settings, reader).save(folder / "manifest.json")
         # Only an unfinished folder needs these.
         remove(folder / "plan.json")
         remove(folder / "parts")
     return Shards.open(folder, written_now=not finished)
 
 
-def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, Any], reader: CorpusReader) -> Manifest:
+def _join(
+    folder: Path, parts: Callable[[], Iterable[Any]], tokenizer: Tokenizer, settings: dict[str, Any],
+    reader: CorpusReader,
+) -> Manifest:  # fmt: skip
     """Join the parts into the data files. Returns their manifest.
 
     Raises:
@@ -251,7 +258,7 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
     is_same = reader.identity()["files_sha256"] == settings["files_sha256"]
     hint = "run the same command again: parts of unchanged text are kept"
     require(is_same, "files of the corpus changed while they were read", where, hint)
-    joined = join_parts(folder / "parts", number, folder)
+    joined = join_parts(parts, folder)
     require(joined["tokens"], "there is no text in the corpus", where, "give files that hold text")
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     sums = {path.relative_to(folder).as_posix(): file_sums(path) for path in files}
@@ -315,7 +322,7 @@ def _visible(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
-def _refuse_other_files(folder: Path, overwrite: bool) -> None:
+def refuse_other_files(folder: Path, overwrite: bool) -> None:
     """Raises BertworksError for a folder without shards that is not empty, and before shards next to other files would
     be deleted. Nothing is changed before."""
     names = _visible(folder)

@@ -7,7 +7,7 @@ exactly and sorted, and ties are broken by code points.
 import io
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordSt
 from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
+Counted = Callable[[Sample], Iterable[Mapping[str, int]]]
 SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -122,6 +123,7 @@ def train_vocabulary(
     max_memory: int = 1 << 30,
     workers: int | None = None,
     progress: Callable[[str, int], None] | None = None,
+    counted: Counted | None = None,
 ) -> tuple[Tokenizer, VocabularyReport]:
     """Train a vocabulary on documents, which are read once.
 
@@ -130,6 +132,8 @@ def train_vocabulary(
             most frequent words that fit, at least 100,000.
         workers: processes that count; None: one per CPU. The result is the same for any number.
         progress: called with ("counting", characters so far) and ("merging", tokens so far).
+        counted: gives counts of words that other processes have counted, and fills the sample; the documents are then
+            not read.
 
     Raises:
         BertworksError: there is no text, or every word is too long.
@@ -139,7 +143,7 @@ def train_vocabulary(
     notes: list[str] = []
     sample = Sample(several(documents, "give [document]", "document"))
     tell = progress or (lambda stage, done: None)
-    statistics, config = _count(sample, config, max_memory, workers, partial(tell, "counting"), notes)
+    statistics, config = _count(sample, config, max_memory, workers, partial(tell, "counting"), notes, counted)
     library, alphabet = _train(statistics, config, partial(tell, "merging"))
     tokenizer = Tokenizer(library.to_str(), model_max_length=config.model_max_length)
     if tokenizer.vocab_size < config.size:
@@ -163,24 +167,26 @@ def train_vocabulary(
 
 
 def _count(
-    sample: Sample, config: VocabularyConfig, max_memory: int, workers: int | None, progress: Progress, notes: list[str]
-) -> tuple[WordStatistics, VocabularyConfig]:
+    sample: Sample, config: VocabularyConfig, max_memory: int, workers: int | None, progress: Progress,
+    notes: list[str], counted: Counted | None,
+) -> tuple[WordStatistics, VocabularyConfig]:  # fmt: skip
     """Count the words. The returned config has a decided `strip_accents`."""
     as_bytes = config.algorithm == "bpe"
-    # While the script of the text is unknown, words are counted with their accents.
-    undecided = replace(config, strip_accents=config.strip_accents is True)
-    splitter = _splitter(undecided)
+    splitter = splitter_of(config)
     with (
         closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as counts,
         closing(WordCounts(max_memory // 4, as_bytes=as_bytes)) as stripped,
     ):
-        count_words(sample, splitter, counts, workers=workers, progress=progress)
+        if counted is None:
+            count_words(sample, splitter, counts, workers=workers, progress=progress)
+        for words in counted(sample) if counted else ():
+            counts.add(words)
         if not counts:  # the sample may have drawn all of a tiny corpus
             counts.add(splitter.count(sample.texts))
         if not counts:
             raise _no_words(sample, splitter)
         decided = replace(config, strip_accents=_decide_accents(config, counts.script_fraction(), notes))
-        if decided.strip_accents and not undecided.strip_accents:
+        if decided.strip_accents and config.strip_accents is not True:
             stripped.add_without_accents(counts)
             counts = stripped
         return WordStatistics(counts, max_memory, notes), decided
@@ -311,6 +317,12 @@ def _byte_pipeline(special_tokens: SpecialTokens, model: models.Model) -> tokeni
     else:
         library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, {})
     return library
+
+
+def splitter_of(config: VocabularyConfig) -> Splitter:
+    """How words are counted while the script of the text is unknown: with their accents, unless these are stripped in
+    any case."""
+    return _splitter(replace(config, strip_accents=config.strip_accents is True))
 
 
 def _splitter(config: VocabularyConfig) -> Splitter:

@@ -26,7 +26,7 @@ from bertworks.errors import BertworksError
 from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.tokenizer_pipeline import SURROGATES
 
-_BATCH = 4_000_000  # characters
+BATCH = 4_000_000  # characters
 _ENTRY = 160  # bytes of a counted word in Python, without its characters
 _HELD_OUT = 64  # one of this number of documents is held out
 _MAX_SAMPLE = 2_000_000  # characters of held-out text; of training text, a tenth
@@ -170,7 +170,7 @@ def count_words(
     Raises:
         BertworksError: a process was killed.
     """
-    batches = chunk_by_size(map(str, documents), _BATCH, len)  # numpy strings cannot be sent to a process
+    batches = chunk_by_size(map(str, documents), BATCH, len)  # numpy strings cannot be sent to a process
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
         "bertworks.text.word_counts:Splitter",
@@ -207,6 +207,19 @@ class Sample:
                 self._room[held_out] -= len(text)
             if not held_out:
                 yield text
+
+    @property
+    def state(self) -> list[list[str]]:
+        """What is kept, for `add` of another sample."""
+        return [self._kept[False], self._kept[True]]
+
+    def add(self, state: list[list[str]]) -> None:
+        """Add what a sample of later documents has kept."""
+        for held_out, texts in enumerate(state):
+            for text in texts:
+                if (room := self._room[bool(held_out)]) > 0:
+                    self._kept[bool(held_out)].append(text[:room])
+                    self._room[bool(held_out)] -= len(text)
 
     @property
     def is_large(self) -> bool:

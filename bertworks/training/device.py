@@ -228,6 +228,21 @@ def set_threads(threads: int | Literal["auto"] | None) -> None:
     THREADS.set(threads)
 
 
+def fixed_machine(device: str, threads: int | None = None) -> dict[str, Any]:
+    """What the last bits of results depend on besides model and data: processor, torch, and the number of threads,
+    which does not change from now on: `threads`, else that of --threads, else 1."""
+    set_threads(threads or THREADS.fixed or 1)
+    chosen = choose_device(device)
+    is_cuda = chosen.type == "cuda"
+    name = torch.cuda.get_device_name(chosen) if is_cuda else f"CPU {torch.backends.cpu.get_cpu_capability()}"
+    return {"device": name, "threads": THREADS.count, "torch": torch.__version__}
+
+
+def gpus_for(device: str) -> int:
+    """The number of GPUs that processes can share; 0 if they compute on CPUs."""
+    return torch.cuda.device_count() if choose_device(device).type == "cuda" else 0
+
+
 def lower_thread_priority(steps: int = 1) -> None:
     """The calling thread, and those that it starts, give way to the other threads of the process. Only on Linux."""
     if sys.platform == "linux":

@@ -147,21 +147,29 @@ def train(
         yield Step(step, learning_rate, grad_norm, skipped, sums, counts, tokens)
 
 
-@torch.no_grad()
 def evaluate(
     objective: TrainableModel, batches: Iterable[Batch], precision: Precision = "fp32"
 ) -> dict[str, LossStats]:
     """The means over all batches, without dropout. Pass each process its own part."""
+    sums: dict[str, Tensor] = {}
+    counts: Counter[str] = Counter()
+    for some, number in batch_sums(objective, batches, precision):
+        sums |= {name: sums.get(name, 0) + t for name, t in some.items()}
+        counts.update(number)
+    return means(sums, counts)
+
+
+@torch.no_grad()
+def batch_sums(
+    objective: TrainableModel, batches: Iterable[Batch], precision: Precision = "fp32"
+) -> Iterator[tuple[dict[str, Tensor], Mapping[str, int]]]:
+    """What `means` gets, of each batch, without dropout."""
     compute, device = MixedPrecision(objective, precision), next(objective.parameters()).device
     training = objective.training
     objective.eval()
-    sums: dict[str, Tensor] = {}
-    counts: Counter[str] = Counter()
     for batch in batches:
-        sums |= {name: sums.get(name, 0) + torch.stack(t) for name, t in compute(batch.to(device)).items()}
-        counts.update(objective.counts(batch))
+        yield {name: torch.stack(t) for name, t in compute(batch.to(device)).items()}, objective.counts(batch)
     objective.train(training)
-    return means(sums, counts)
 
 
 def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, LossStats]:

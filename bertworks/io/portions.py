@@ -1,0 +1,225 @@
+"""Bulk work in numbered portions, each a file, made by any number of processes and machines.
+
+- `Portions`: the portions of a job in `OUTPUT.parts`, until the output is written from them
+- `pack`, `unpack`: several values in one portion
+
+A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of `job.json`: everything that
+the results depend on. A process that makes a portion writes it to a temporary file, flushes it and links it to its
+name; the second one to do so throws its own away. So each portion is there once and complete, whatever is killed, and
+an engine only schedules.
+"""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from bertworks import __version__
+from bertworks.errors import BertworksError, UsageError, as_path, explain_os_errors, quoted, require, some_names
+from bertworks.events import Event
+from bertworks.io.atomic_write import folder_lock, fsync, remove, remove_leftovers, temporary_sibling, write_json
+from bertworks.io.binary_files import SEAL, is_sealed, json_sha256, sealing
+from bertworks.io.processes import Bulk, available_cpus, in_processes
+
+# What a portion holds: a number for its name (a count of the command), and bytes, or blocks of bytes.
+Made = tuple[int, bytes | Iterable[bytes]]
+_TRIES = 3  # of a portion whose process ends
+_JOB = "job.json"
+_ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
+_AGAIN = "run the same command again: portions that are made are kept; fewer --workers need less memory"
+_NAME = re.compile(r"(\d{6,})-([0-9a-f]{8})-\d+")
+
+
+class Portions:
+    """The portions of a job.
+
+    Args:
+        output: of the job. The portions are next to it, in `OUTPUT.parts`.
+        identity: all that the results depend on: model, data, settings, machine. Values that JSON can hold.
+        maker: "module:name" of a function. Each process calls it with the settings; it returns what is its own of the
+            identity, and the function from an input to what the portion holds.
+        settings: values that JSON can hold.
+        threads, gpus: of a worker.
+    """
+
+    def __init__(
+        self, output: str | Path, bulk: Bulk, identity: Mapping[str, Any], maker: str, settings: Sequence[Any], *,
+        threads: int = 1, gpus: int = 0,
+    ):  # fmt: skip
+        if str(output) == "-":
+            raise UsageError("portions are kept next to the output, which needs a name", hint="-o FILE")
+        target = as_path(output, "output").expanduser().absolute()
+        self.folder, self.output, self.bulk = target.with_name(f"{target.name}.parts"), str(output), bulk
+        self._job = json.loads(json.dumps({"version": __version__, **identity}))
+        self._fingerprint = json_sha256(self._job)[:8]
+        self._maker, self._settings = maker, list(settings)
+        self._threads, self._gpus, self.files = threads, gpus, list[Path]()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Around `make` and the writing of the output. Afterwards the portions are deleted, except those of a part.
+
+        Raises:
+            BertworksError: the folder holds portions of another job, or another process joins or schedules this one.
+        """
+        with ExitStack() as stack:
+            if not self.bulk.part:
+                busy = "another process is writing the same output"
+                stack.enter_context(folder_lock(self.folder, busy, "wait for it, or use another output"))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not (self.folder / _JOB).exists():
+                write_json(draft := temporary_sibling(self.folder / _JOB), self._job)
+                _link(draft, self.folder / _JOB)
+            _refuse_other(_read_job(self.folder), self._job, self.folder)
+            remove_leftovers(self.folder)
+            yield
+        if not self.bulk.part:
+            remove(self.folder)
+
+    def make(
+        self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None
+    ) -> Generator[Event, None, list[Path]]:
+        """Make the portions that do not exist yet. Returns the files of all in order; for a part, none. So has `files`.
+
+        Args:
+            inputs: of the portions, in order; values that can be pickled. They are the same in each part.
+            compute: the function of the maker, if this process has it already.
+
+        Raises:
+            BertworksError: --join, and portions are missing; a portion ended its process three times.
+        """
+        matches = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob(f"*-{self._fingerprint}-*"))
+        found = {int(match[1]): path for match, path in matches if match}
+        if found:
+            text = f"{len(found):,} portions are in {self.folder} already"
+            yield Event("note", text, {"resumed_portions": len(found)})
+        number, (own, parts) = -1, self.bulk.numbers or (0, 1)
+
+        def missing() -> Iterator[tuple[int, Any]]:
+            nonlocal number
+            for number, value in enumerate(inputs):
+                if number % parts != own:
+                    continue
+                path = found.get(number)
+                if path is None or not is_sealed(path, path.name):
+                    if path is not None:
+                        path.unlink(missing_ok=True)  # it is damaged
+                    yield number, value
+
+        if self.bulk.join:
+            absent = [number for number, _ in missing()]
+            what = f"{len(absent):,} of {number + 1:,} portions are missing: {some_names(map(str, absent))}"
+            hint = "run the parts that did not finish again; or make the portions here: --on local instead of --join"
+            require(not absent, what, self.folder, hint)
+            names: Iterable[str] = ()
+        elif self.bulk.part:
+            work = compute or resolve_name(self._maker)(*self._settings)[1]
+            names = (create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing())
+        else:
+            job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
+            words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
+            names = self._engine()("bertworks.io.portions:PortionMaker", job, missing(), **words)
+        for made, name in enumerate(names, 1):
+            found[int(name.partition("-")[0])] = self.folder / name
+            fields = {"stage": stage, "what": "portions", "amount": made}
+            yield Event("stage", f"{stage}: {made:,} portions", fields)
+        if self.bulk.part:
+            text = f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same command with --join"
+            yield Event("done", text, {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1})
+            return self.files
+        self.files = [found[n] for n in range(number + 1)]
+        return self.files
+
+    def _engine(self) -> Callable[..., Iterator[str]]:
+        workers = self.bulk.workers
+        if self.bulk.on == "local":
+            count = workers or self._gpus or max(1, available_cpus() // self._threads)
+            return partial(in_processes, workers=count, gpus=self._gpus, any_order=True)
+        from bertworks.io.ray_engine import in_ray
+
+        address = self.bulk.on or ""
+        return partial(in_ray, workers=workers, address=address, threads=self._threads, gpus=self._gpus)
+
+
+class PortionMaker:
+    """Makes portions: the work of a process, on any machine.
+
+    Raises:
+        BertworksError: the folder is not visible here, or this machine or its model would give other results.
+    """
+
+    def __init__(self, folder: str, working: str, fingerprint: str, maker: str, settings: Sequence[Any]):
+        job = _read_job(Path(folder))
+        with explain_os_errors(f"not visible on {socket.gethostname()}", working, "start the job in a shared folder"):
+            os.chdir(working)  # paths are as they were typed
+        require(json_sha256(job)[:8] == fingerprint, "the job has changed", folder, "run the same command again")
+        identity, self._compute = resolve_name(maker)(*settings)
+        self._folder, self._fingerprint = Path(folder), fingerprint
+        _refuse_other(job, {"version": __version__, **json.loads(json.dumps(identity))}, Path(folder))
+
+    def __call__(self, task: tuple[int, Any]) -> str:
+        number, value = task
+        return create(self._folder, self._fingerprint, number, *self._compute(value))
+
+
+def create(folder: Path, fingerprint: str, number: int, count: int, content: bytes | Iterable[bytes]) -> str:
+    """Write a portion unless it exists. Returns its name."""
+    _read_job(folder)  # it is gone after a join
+    path = folder / f"{number:06}-{fingerprint}-{count}"
+    with sealing(draft := temporary_sibling(path), path.name) as file, file.open("wb") as stream:
+        stream.writelines([content] if isinstance(content, bytes) else content)
+    _link(draft, path)
+    return path.name
+
+
+def _link(draft: Path, path: Path) -> None:
+    """Give a complete file its name, unless another process was faster."""
+    try:
+        with explain_os_errors("cannot be written", path), suppress(FileExistsError):
+            try:
+                os.link(draft, path)
+            except PermissionError:  # a file system without links
+                draft.replace(path)
+            fsync(path.parent)
+    finally:
+        remove(draft)
+
+
+def pack(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The content of a portion of several values."""
+    for block in blocks:
+        yield len(block).to_bytes(8, "little")
+        yield block
+
+
+def unpack(portion: Path) -> Iterator[bytes]:
+    """The values of a portion that `pack` wrote, one in memory at a time."""
+    with portion.open("rb") as file:
+        end = portion.stat().st_size - SEAL
+        while file.tell() < end:
+            yield file.read(int.from_bytes(file.read(8), "little"))
+
+
+def _read_job(folder: Path) -> dict[str, Any]:
+    host = socket.gethostname()
+    what = f"this folder is not visible on {host}, or its job.json is gone"
+    require((folder / _JOB).is_file(), what, folder, "write to a folder that all machines share: -o SHARED/FILE")
+    with explain_os_errors("cannot be read", folder / _JOB):
+        job: dict[str, Any] = json.loads((folder / _JOB).read_bytes())
+    return job
+
+
+def _refuse_other(job: Mapping[str, Any], mine: Mapping[str, Any], folder: Path) -> None:
+    """Raises BertworksError if a job has other values than those here."""
+    names = [name for name in mine if job.get(name) != mine[name]]
+    if names:
+        shown = "; ".join(f"{name}: {job.get(name)!s:.60}, here {mine[name]!s:.60}" for name in names)
+        what = f"these portions are of another job ({shown}); {socket.gethostname()} would give other results"
+        hint = f"use the same version, settings and kind of machine for all; or begin anew: rm -r {quoted(folder)}"
+        raise BertworksError(what, where=str(folder), hint=hint)

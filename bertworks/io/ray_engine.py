@@ -1,0 +1,111 @@
+"""Work in the processes of a Ray cluster, with the signature of `processes.in_processes`. Only Ray Core is used: tasks.
+
+Ray schedules, and tries a task again when its process or its node is lost. What a task makes is a file that is created
+once (`portions`), so a task that runs twice does no harm.
+"""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any
+
+from bertworks.errors import BertworksError, UsageError, optional_import
+
+_START = "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local"
+_SECONDS = 5.0  # for a head to accept a connection
+
+
+@cache
+def _work(maker: str, settings: str) -> Callable[[Any], Any]:
+    """The function of a job. A process makes it once: it may hold a model."""
+    work: Callable[[Any], Any] = resolve_name(maker)(*json.loads(settings))
+    return work
+
+
+def call(maker: str, settings: str, value: Any) -> Any:
+    """The task: the result for a value, or the exception, as a value."""
+    try:
+        return _work(maker, settings)(value)
+    except Exception as error:
+        return error
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Connect to a cluster, or start one on this machine.
+
+    Raises:
+        UsageError: the head does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports to its makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do; else it warns
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        if address != "ray":
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), _SECONDS).close()
+            ray.init(address, **options)
+        else:  # Without an address Ray would look for the last cluster of this machine, for minutes if that is gone.
+            ray.init(None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        what = f"no Ray head answers: {str(error).strip().splitlines()[0]:.200}"
+        place = os.environ.get("RAY_ADDRESS", address) if address == "ray" else address
+        raise UsageError(what, where=place, hint=_START) from error
+    with suppress(ValueError):  # in another thread. Ray's own would end the process with another exit code
+        signal.signal(signal.SIGTERM, former)
+
+
+def in_ray(
+    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str,
+    tries: int = 1, address: str = "ray", threads: int = 1, gpus: int = 0,
+) -> Generator[Any, None, None]:  # fmt: skip
+    """Yield the results of inputs as they come. Twice as many inputs as there are workers are on their way.
+
+    Args:
+        workers: the most tasks at a time; None: all that the cluster has room for, also that of later nodes.
+        address: "ray": the cluster of RAY_ADDRESS, or one that is started here; "ray://HOST:10001": that one.
+        threads, gpus: that a task needs.
+
+    Raises:
+        UsageError: the head does not answer.
+        BertworksError: a task raised it, or ended its process in all tries; Ray is not installed.
+    """
+    with optional_import("--on ray", '"bertworks[ray]"'):
+        import ray
+    if mine := not ray.is_initialized():
+        _connect(ray, address)
+    need = {"num_cpus": threads, "num_gpus": min(gpus, 1)}
+    task = ray.remote(max_retries=tries - 1, **need)(call)
+    pending: dict[Any, Any] = {}  # references, and the first parts of their values
+
+    def result() -> Any:
+        (reference,), _ = ray.wait(list(pending), num_returns=1)
+        value = pending.pop(reference)
+        try:
+            result = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            how = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+            raise BertworksError(ended.format(value=value, how=how), hint=hint) from error
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    try:
+        for value in inputs:
+            pending[task.remote(maker, json.dumps(settings), value)] = value[:1]
+            kind, each = ("GPU", 1) if gpus else ("CPU", threads)
+            room = max(1, int(ray.cluster_resources().get(kind, 1) // each))
+            while len(pending) >= 2 * min(room, workers or room):
+                yield result()
+        while pending:
+            yield result()
+    finally:
+        for reference in pending:
+            ray.cancel(reference, force=True)
+        if mine:
+            ray.shutdown()

@@ -1,0 +1,133 @@
+"""Groups of files of a corpus: what one process reads by itself, wherever it is, for a vocabulary or for shards.
+
+A group is a portion of bulk work (`io.portions`). Its last value is the report of the reader.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertworks.errors import UsageError, require
+from bertworks.io.portions import Made, pack, unpack
+from bertworks.io.processes import chunk_by_size
+from bertworks.io.tables import StoredRows
+from bertworks.text.corpus import CorpusReader, CorpusReport
+from bertworks.text.shard_writer import PartWriter
+from bertworks.text.vocabulary import VocabularyConfig, splitter_of
+from bertworks.text.word_counts import BATCH, Sample
+
+Group = tuple[int, int]  # the numbers of its first file, and after its last one
+Maker = tuple[dict[str, Any], Callable[[Group], Made]]
+_GROUP = 1 << 24  # bytes of files
+
+
+def groups(reader: CorpusReader) -> Iterator[Group]:
+    """Consecutive files of at least 16 MB together; the last group may be smaller."""
+    first = 0
+    for files in chunk_by_size(reader.files, _GROUP, lambda path: path.stat().st_size):
+        yield first, first + len(files)
+        first += len(files)
+
+
+def texts_of(reader: CorpusReader, group: Group, report: CorpusReport) -> Iterator[str]:
+    """The documents of a group."""
+    return (document.text for path in reader.files[slice(*group)] for document in reader.read(path, report))
+
+
+def parts_of(reader: CorpusReader, part_characters: int) -> Iterator[list[str]]:
+    """All documents in parts of at least `part_characters`; the last of a group may be smaller."""
+    report = reader.new_report()
+    for group in groups(reader):
+        yield from chunk_by_size(texts_of(reader, group, report), part_characters, len)
+    reader.finish(report)
+
+
+def source_of(reader: CorpusReader) -> dict[str, Any]:
+    """The arguments of which another process makes the same reader.
+
+    Raises:
+        UsageError: it reads standard input, a pipe or rows in memory.
+    """
+    for path in reader.inputs:
+        if isinstance(path, StoredRows) or str(path) == "-" or Path(path).is_fifo():
+            what = "this can be read by one process only"
+            raise UsageError(what, where=str(path), hint="save the text in a file, and name that")
+    options = {name: getattr(reader, name) for name in ("text_column", "documents", "encoding")}
+    return {"inputs": list(map(str, reader.inputs)), **options}
+
+
+def _with_report(blocks: Iterable[bytes], report: CorpusReport) -> Made:
+    return 0, pack(chain(blocks, (json.dumps(asdict(part)).encode() for part in [report])))
+
+
+def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
+    """The `maker` of shards, see `Portions`: the parts of a group. folder: of the portions, with the tokenizer."""
+    reader, writer = CorpusReader(**source), PartWriter(Path(folder, "tokenizer"), "")
+    require(writer.tokenizer.sha256 == tokenizer, "this is another tokenizer", folder, "run the same command again")
+
+    def encoded(documents: list[str]) -> bytes:
+        np.savez(file := io.BytesIO(), **writer.encode(documents))
+        return file.getvalue()
+
+    def make(group: Group) -> Made:
+        report = CorpusReport()
+        parts = chunk_by_size(texts_of(reader, group, report), part_characters, len)
+        return _with_report(map(encoded, parts), report)
+
+    return {"corpus": reader.identity()}, make
+
+
+def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
+    """The `maker` of word counts, see `Portions`: counts of some millions of characters each, then the sample."""
+    reader, splitter = CorpusReader(**source), splitter_of(VocabularyConfig(**config))
+
+    def make(group: Group) -> Made:
+        report = CorpusReport()
+        sample = Sample(texts_of(reader, group, report))
+        counts = (json.dumps(splitter.count(texts)).encode() for texts in chunk_by_size(sample, BATCH, len))
+        return _with_report(chain(counts, (json.dumps(kept.state).encode() for kept in [sample])), report)
+
+    return {"corpus": reader.identity()}, make
+
+
+def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:
+    """The values of all portions, without the reports, which are added to that of the reader."""
+    total = reader.new_report()
+    for file in files:
+        last = b""
+        for number, block in enumerate(unpack(file)):
+            if number:
+                yield last
+            last = block
+        _add(total, json.loads(last))
+    reader.finish(total)
+
+
+def counts_of(files: Iterable[Path], reader: CorpusReader, sample: Sample) -> Iterator[dict[str, int]]:
+    """The word counts of all portions. sample: gets what they hold out."""
+    for block in map(json.loads, blocks_of(files, reader)):
+        if isinstance(block, dict):
+            yield block
+        else:
+            sample.add(block)
+
+
+def _add(total: CorpusReport, report: dict[str, Any]) -> None:
+    """Add a report of files that come later."""
+    for issue, found in report.pop("counts").items():
+        counter = total.counts[issue]
+        counter.count += found["count"] - len(found["places"])
+        for place in found["places"]:
+            counter.add(place)
+    for name, value in report.items():
+        mine = getattr(total, name)
+        if isinstance(value, dict):
+            mine.update({key: mine.get(key, 0) + number for key, number in value.items()})
+        else:
+            setattr(total, name, mine + value)
