@@ -42,6 +42,7 @@ from typing import Annotated, Any, Literal, TextIO
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
+from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
@@ -110,6 +111,44 @@ class Training:
 
 
 Trainings = Annotated[Training, Parameter("*")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The processes of a training.
+
+    Args:
+        processes: Train in this number of processes on each machine, one per GPU. The same training, but faster. One
+            that is lost or hangs is named, and all start again from the last checkpoint.
+        nodes: Machines: 2; or 1:2, the least and the most. Type the same command on each.
+        rendezvous: Where machines meet: the name of one and a free port, as node1:29500.
+        restarts: The most restarts.
+    """
+
+    processes: Annotated[int | None, at_least(1)] = None
+    nodes: str = "1"
+    rendezvous: str | None = None
+    restarts: Annotated[int, at_least(0)] = 10
+
+    @property
+    def starts(self) -> bool:
+        """Whether this command starts processes, which run it without these options."""
+        if self.processes is None and self != Group():
+            what = "--nodes, --rendezvous and --restarts are for several processes"
+            raise UsageError(what, hint="give their number on each machine: --processes 1")
+        return self.processes is not None
+
+    def launch(self) -> Iterable[Event]:
+        """Run the typed command in these processes, which print its results. Returns no events."""
+        from bertworks.runs.launch import launch
+
+        assert self.processes
+        launch(typed, **vars(self), say=say)
+        return []
+
+
+Grouped = Annotated[Group, Parameter("*")]
+typed = list[str]()  # the words of the command
 Pooling = Literal["mean", "cls", "max", "last-four"] | None
 MaxLength = Annotated[int | None, at_least(3)]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]

@@ -102,6 +102,7 @@ def pretrain(
     workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
     verify: console.Flag = False,
+    group: console.Grouped = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event] | console.Result:
     """Pre-train a BERT on raw text, or on shards from `prepare`.
@@ -128,6 +129,8 @@ def pretrain(
         bertworks pretrain corpus.txt -o MODEL --budget 30m
         bertworks pretrain SHARDS -o MODEL --recipe bert-base --estimate
     """
+    if group.starts:
+        return group.launch()
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
@@ -242,6 +245,7 @@ def finetune(
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
+    group: console.Grouped = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.
@@ -271,6 +275,8 @@ def finetune(
         bertworks finetune reviews.csv -o MODEL
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
+    if group.starts:
+        return group.launch()
     options: dict[str, Any] = {
         "recipe": recipe or ("mt-dnn" if several.joint else "stable"), "overrides": settings or [],
         "metric": metric, "read": read, "seed": seed, "new_head": reset_head, "method": method,

@@ -85,7 +85,7 @@ def _train(job: JointJob, output: Path, device: torch.device, processes: Process
     disable_heap_trim()
     if processes.first:
         seconds = part * sum(forecast(one, device, processes.count) for one in job.jobs.values())
-        processes.meet()
+        processes.meet(output)
     for name, one in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
         yield from make_featurizer(one.description, one.model.tokenizer).examples(one.train)
@@ -93,7 +93,7 @@ def _train(job: JointJob, output: Path, device: torch.device, processes: Process
     text = f"{job.survey}\ntraining     {steps}, each of one task\n"
     text += f"time         about {duration(seconds)} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
-    done = yield from forward_events(TrainingRun(output, job, device).events())
+    done = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if processes.first:
         evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device) for n, one in job.jobs.items()}
         results = {name: result for name, (result, _) in evaluated.items()}
