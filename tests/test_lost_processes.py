@@ -131,7 +131,7 @@ def test_machines_that_are_lost_and_come_change_no_loss(tmp_path: Path) -> None:
     with training(folder, *words, "--restarts", 100) as first:
         for number in range(KILLS):
             with training(folder, *words) as second:
-                wait_for(lambda: workers(second) and workers(first))  # noqa: B023
+                wait_for(lambda: workers(second) and workers(first))
                 reached = last_step(folder) + 20
                 wait_for(lambda: last_step(folder) >= reached and workers(second))  # noqa: B023
                 sizes.append(len(workers(first)) + len(workers(second)))

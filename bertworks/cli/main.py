@@ -227,6 +227,7 @@ def run() -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C: trainings save, then end
     code = main()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # the reader has closed the pipe; there is no stream
