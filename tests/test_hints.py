@@ -100,6 +100,15 @@ NOT_TYPED = {  # why a template is not tested here
     **dict.fromkeys(("--budget {}m{}", " or --method frozen"), "test_methods: a budget too short for an epoch"),
     "give --budget or --epochs, not both": "test_methods: a budget and epochs contradict",
     **dict.fromkeys(("--method {}", "another --model"), "test_baselines: what can help"),
+    **dict.fromkeys((
+        "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
+        "leave --processes out: an estimate needs one process",
+        "leave --processes out; or type one command for each: --seed 1 -o FOLDER-1",
+        "leave --processes out: several trainings need one process", "bertworks slurm pretrain SHARDS -o MODEL",
+        "--nodes 2, or --nodes 1:2 if one may be lost or come later", "--rendezvous node1:29500",
+        "on each machine: --nodes 2 --rendezvous node1:29500", "give their number on each machine: --processes 1",
+        "--nodes, --rendezvous and --restarts are for several processes",
+    ), "test_launch: what is refused"),
     "start the same command on each of them, or name fewer: --nodes 1:2": "test_lost_processes starts such machines",
     "-o FOLDER on a disk that all machines share; the data must be at the same path on each of them":
         "test_lost_processes: machines with and without",

@@ -194,14 +194,14 @@ def emit(data: Any) -> None:
 
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with the option --json, which prints what it returns: events, or a `Result`; or what it yields: each
-    `Result`. A command that has the option itself is unchanged."""
+    `Result`. With a `Group` the command is run by its processes. A command that has the option itself is unchanged."""
     signature = inspect.signature(command)
     if "as_json" in signature.parameters:
         return command
 
     @wraps(command)
-    def shown(*words: Any, as_json: bool = False, **options: Any) -> None:
-        result = command(*words, **options)
+    def shown(*words: Any, as_json: bool = False, group: Group | None = None, **options: Any) -> None:
+        result = group.launch() if group and group.starts else command(*words, **options)
         if isinstance(result, tuple) or inspect.isgeneratorfunction(command):
             for value, text in [result] if isinstance(result, tuple) else result:
                 emit(value) if as_json else out(text)

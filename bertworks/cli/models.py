@@ -165,7 +165,7 @@ def slurm(
     cpus: Annotated[int | None, console.at_least(1)] = None,
     time: str = "1d",
 ) -> console.Result:
-    """Print a script for Slurm's sbatch that runs a training, on several machines if you like.
+    """Print a script for Slurm's sbatch that runs a training, on one machine or several.
 
     The job saves a minute before its time limit and is put into the queue again until the training is done.
 
@@ -178,8 +178,8 @@ def slurm(
         time: Time limit of the job, as 8h or 2d.
 
     Examples:
-        bertworks slurm pretrain SHARDS -o MODEL --recipe bert-base --nodes 2 --gpus 8 --time 8h > job.sh
-        sbatch --partition=gpu job.sh
+        bertworks slurm pretrain SHARDS -o MODEL --gpus 8 --time 8h > job.sh
+        bertworks slurm finetune train.csv -o MODEL --nodes 2 --gpus 4
     """
     from bertworks.runs.launch import batch_script
 

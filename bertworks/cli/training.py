@@ -129,8 +129,6 @@ def pretrain(
         bertworks pretrain corpus.txt -o MODEL --budget 30m
         bertworks pretrain SHARDS -o MODEL --recipe bert-base --estimate
     """
-    if group.starts:
-        return group.launch()
     rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
@@ -275,8 +273,6 @@ def finetune(
         bertworks finetune reviews.csv -o MODEL
         bertworks finetune train.csv --dev dev.csv -o MODEL --epochs 4
     """  # fmt: skip
-    if group.starts:
-        return group.launch()
     options: dict[str, Any] = {
         "recipe": recipe or ("mt-dnn" if several.joint else "stable"), "overrides": settings or [],
         "metric": metric, "read": read, "seed": seed, "new_head": reset_head, "method": method,

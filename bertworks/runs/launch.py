@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -116,11 +117,14 @@ def launch(
     run_id, words = re.sub(r"\W", "-", rendezvous or str(os.getpid())), without(words)
     if "OMP_NUM_THREADS" not in os.environ and "BERTWORKS_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = str(max(1, available_cpus() // processes))
-    threads = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} " if "OMP_NUM_THREADS" in os.environ else ""
+    if rendezvous:  # with a shared store torch 2.13 gives machines that come later no address
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    names = ("OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    before = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
     where = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous, "--rdzv-id", run_id]
     typed = ["--nproc-per-node", str(processes), *(where if rendezvous else ["--standalone"])]
     typed += ["--max-restarts", str(restarts), "-m", MODULE, *words]
-    say(f"as: {threads}{shlex.join(['torchrun', *map(str, typed)])}")
+    say(f"as: {shlex.join([*before, 'torchrun', *map(str, typed)])}")
     os.environ["BERTWORKS_LAUNCHED"] = "1"
     with _explain(rendezvous or "localhost"):
         meeting = RendezvousParameters(
@@ -150,8 +154,8 @@ def launch(
 def _explain(where: str) -> Iterator[None]:
     try:
         yield
-    except RendezvousConnectionError as error:
-        what = f"no process of the training listens at {where}"
+    except (RendezvousConnectionError, DistError) as error:
+        what = f"no process of the training answers at {where}"
         hint = "start the same command on that machine; its name must be known, and its port open, on this one"
         raise BertworksError(what, hint=hint) from error
     except RendezvousTimeoutError as error:
