@@ -27,13 +27,14 @@ SLOWER = ("learning_rate = 1e-3", "learning_rate = 1e-4")  # rounding errors gro
 
 
 @contextmanager
-def training(folder: Path, *words: object, runs_in: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A pre-training by the command line, into `folder`. All that is left of it is killed."""
+def training(folder: Path, *words: object, seconds: float = 0) -> Iterator[subprocess.Popen[str]]:
+    """A pre-training by the command line, into `folder`; a step takes these seconds more. What is left is killed."""
     command = ["pretrain", "-o", str(folder), "--workers", "1", "--device", "cpu", *map(str, words)]
     log = (folder.parent / f"{folder.name}-{time.monotonic_ns()}.log").open("w")
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     process = subprocess.Popen(
-        [sys.executable, "-m", "bertworks.cli.main", *command], env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=log, stderr=log, text=True, start_new_session=True, cwd=runs_in,
+        [sys.executable, "-m", "slow_training", *command], stdout=log, stderr=log, text=True, start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "SECONDS_PER_STEP": str(seconds), "PYTHONPATH": paths},
     )  # fmt: skip
     vars(process)["log"] = Path(log.name)
     try:
@@ -120,7 +121,7 @@ def test_killed_processes_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_machines_that_are_lost_and_come_change_no_loss(tmp_path: Path) -> None:
     """Two agents with a process each; the second one is killed, and another one comes, again and again."""
-    steps = 60 * (KILLS + 1)
+    steps = 200 * (KILLS + 1)
     text, recipe = write_corpus(tmp_path / "t.jsonl"), tmp_path / "r.toml"
     write_recipe(recipe, ("= 40", f"= {steps}"), STILL, SLOWER)
     with training(tmp_path / "one", text, "--recipe", recipe) as one:
@@ -128,9 +129,9 @@ def test_machines_that_are_lost_and_come_change_no_loss(tmp_path: Path) -> None:
     folder, meeting = tmp_path / "a", f"localhost:{free_port()}"
     words = [text, "--recipe", recipe, "--processes", "1", "--nodes", "1:2", "--rendezvous", meeting]
     sizes = list[int]()
-    with training(folder, *words, "--restarts", 100) as first:
+    with training(folder, *words, "--restarts", 10 * KILLS, seconds=0.1) as first:
         for number in range(KILLS):
-            with training(folder, *words) as second:
+            with training(folder, *words, seconds=0.1) as second:
                 wait_for(lambda: workers(second) and workers(first))
                 reached = last_step(folder) + 20
                 wait_for(lambda: last_step(folder) >= reached and workers(second))  # noqa: B023

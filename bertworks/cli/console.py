@@ -201,7 +201,7 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def shown(*words: Any, as_json: bool = False, group: Group | None = None, **options: Any) -> None:
-        result = group.launch() if group and group.starts else command(*words, **options)
+        result: Any = group.launch() if group and group.starts else command(*words, **options)
         if isinstance(result, tuple) or inspect.isgeneratorfunction(command):
             for value, text in [result] if isinstance(result, tuple) else result:
                 emit(value) if as_json else out(text)

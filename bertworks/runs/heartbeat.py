@@ -19,7 +19,7 @@ from itertools import count as numbers_from
 from typing import NamedTuple
 from uuid import uuid4
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from bertworks.errors import BertworksError
 
@@ -47,7 +47,7 @@ class Beat(NamedTuple):
     host: str
 
 
-def meet_in(store: dist.Store, rank: int, size: int) -> dist.Store:
+def meet_in(store: Store, rank: int, size: int) -> Store:
     """The part of a store for this start of all processes, when all are there.
 
     torchrun keeps its store from one start to the next. What a process of an earlier start has left, such as its
@@ -62,19 +62,19 @@ def meet_in(store: dist.Store, rank: int, size: int) -> dist.Store:
         time.sleep(0.05)
     if rank == 0:
         store.set(f"{word}/all", b" ".join(store.multi_get(answers)))
-        return dist.PrefixStore(word, store)
+        return PrefixStore(word, store)
     while True:
         start = store.get("start").decode()
         store.set(f"{start}/{rank}", word)
         if store.check([f"{start}/all"]) and word.encode() in store.get(f"{start}/all").split():
-            return dist.PrefixStore(start, store)
+            return PrefixStore(start, store)
         time.sleep(0.05)
 
 
 class Heartbeat:
     """The signs of life of this process, and the watch over those of the others."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int):
+    def __init__(self, store: Store, rank: int, size: int):
         self.rank, self._store = rank, store.clone()
         self._ended, self._moves, self._seconds = threading.Event(), 0, deque[float](maxlen=RECENT)
         self._beats, self._heard = dict[int, Beat](), dict.fromkeys(range(size), time.monotonic())

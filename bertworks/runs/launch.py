@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import (
@@ -48,7 +48,7 @@ class _Agent(LocalElasticAgent):
     say: Callable[[str], None]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result = super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
             if final := any(0 < code != LostProcessError.exit_code for code in codes.values()):

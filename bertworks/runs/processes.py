@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs.heartbeat import Heartbeat, LostProcessError, meet_in
@@ -92,7 +93,7 @@ class Processes:
         if self.count > 1:
             if dist.is_initialized():
                 raise BertworksError("a process group exists already", hint="let the training create it")
-            store, *_ = next(dist.rendezvous("env://", timeout=FOR_EVER))
+            store, *_ = next(rendezvous("env://", timeout=FOR_EVER))
             self._store = meet_in(store, self.rank, self.count)
             self._heartbeat = Heartbeat(self._store, self.rank, self.count)
 
