@@ -103,7 +103,6 @@ NOT_TYPED = {  # why a template is not tested here
     **dict.fromkeys((
         "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
         "leave --processes out: an estimate needs one process",
-        "leave --processes out; or type one command for each: --seed 1 -o FOLDER-1",
         "leave --processes out: several trainings need one process", "bertworks slurm pretrain SHARDS -o MODEL",
         "--nodes 2, or --nodes 1:2 if one may be lost or come later", "--rendezvous node1:29500",
         "on each machine: --nodes 2 --rendezvous node1:29500", "give their number on each machine: --processes 1",

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count as numbers_from
-from typing import NamedTuple
 from uuid import uuid4
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -38,15 +37,6 @@ class LostProcessError(BertworksError):
         super().__init__(what, hint="run the same command again: it resumes from the last checkpoint")
 
 
-class Beat(NamedTuple):
-    """What a process says of itself: a running number, steps begun and ended together, and where it runs."""
-
-    number: int
-    moves: int  # odd: in a step
-    process: int
-    host: str
-
-
 def meet_in(store: Store, rank: int, size: int) -> Store:
     """The part of a store for this start of all processes, when all are there.
 
@@ -54,31 +44,32 @@ def meet_in(store: Store, rank: int, size: int) -> Store:
     address, must not be read; but counts of starts differ between machines. So the first process names this start, and
     goes on when each of the others has answered with a word that only this start knows.
     """
-    word = uuid4().hex
+    start = word = uuid4().hex
     answers = [f"{word}/{other}" for other in range(1, size)]
     if rank == 0:
         store.set("start", word)
-    while rank == 0 and not store.check(answers):
-        time.sleep(0.05)
-    if rank == 0:
-        store.set(f"{word}/all", b" ".join(store.multi_get(answers)))
-        return PrefixStore(word, store)
-    while True:
+        while not store.check(answers):
+            time.sleep(0.05)
+        store.set(f"{word}/all", " ".join(answer.decode() for answer in store.multi_get(answers)))
+    while rank > 0:
         start = store.get("start").decode()
         store.set(f"{start}/{rank}", word)
-        if store.check([f"{start}/all"]) and word.encode() in store.get(f"{start}/all").split():
-            return PrefixStore(start, store)
+        if store.check([f"{start}/all"]) and word in store.get(f"{start}/all").decode():
+            break
         time.sleep(0.05)
+    return PrefixStore(start, store)
 
 
 class Heartbeat:
     """The signs of life of this process, and the watch over those of the others."""
 
     def __init__(self, store: Store, rank: int, size: int):
-        self.rank, self._store = rank, store.clone()
-        self._ended, self._moves, self._seconds = threading.Event(), 0, deque[float](maxlen=RECENT)
-        self._beats, self._heard = dict[int, Beat](), dict.fromkeys(range(size), time.monotonic())
-        self._moved, self._parent = time.monotonic(), os.getppid()
+        self.rank, self._store = rank, store.clone()  # type: ignore[attr-defined]  # for another thread
+        self._ended, self._seconds, self._parent = threading.Event(), deque[float](maxlen=RECENT), os.getppid()
+        # Of each process: steps begun and ended together (odd: in a step), and when it was heard; where it runs.
+        self._moves, self._where = dict.fromkeys(range(size), 0), dict[int, str]()
+        self._heard, self._moved = dict.fromkeys(range(size), time.monotonic()), time.monotonic()
+        self._own_moves = 0
         for work in (self._exchange, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
@@ -90,11 +81,11 @@ class Heartbeat:
     def step(self) -> Iterator[None]:
         """The block is a step: it may wait for the other processes, but not for ever."""
         begin = time.monotonic()
-        self._moves += 1
+        self._own_moves += 1
         try:
             yield
         finally:
-            self._moves += 1
+            self._own_moves += 1
             self._seconds.append(time.monotonic() - begin)
 
     @property
@@ -104,37 +95,37 @@ class Heartbeat:
 
     def problem(self, now: float) -> tuple[list[int], str]:
         """The processes that are to blame, perhaps none, and what is wrong; empty: nothing."""
-        if silent := [rank for rank, heard in self._heard.items() if now - heard > SILENT]:
-            if len(silent) == len(self._heard):
-                where = os.environ.get("MASTER_ADDR", "the first machine")
-                return [], f"{where}, where the processes of this training meet, was silent for {SILENT:.0f} s"
+        silent = [rank for rank, heard in self._heard.items() if now - heard > SILENT]
+        if len(silent) == len(self._heard):
+            place = os.environ.get("MASTER_ADDR", "the first machine")
+            return [], f"{place}, where the processes of this training meet, was silent for {SILENT:.0f} s"
+        if silent:
             return silent, f"{self._names(silent)} of this training sent no sign of life for {SILENT:.0f} s"
-        moves = {rank: beat.moves for rank, beat in [*self._beats.items()]}
-        if len(moves) < len(self._heard) or not all(m % 2 for m in moves.values()) or now - self._moved < self.limit:
+        moves = [*self._moves.values()]
+        if not all(count % 2 for count in moves) or now - self._moved < self.limit:
             return [], ""
-        late = [rank for rank, m in moves.items() if m == min(moves.values())]
-        if len(late) == len(moves):  # they wait for each other
-            return [], f"no process of this training finished its step for {self.limit:.0f} s"
-        return late, f"{self._names(late)} of this training did not finish a step for {self.limit:.0f} s"
+        late = [rank for rank, count in enumerate(moves) if count < max(moves)]
+        names = f"{self._names(late)} of this training" if late else "a process of this training"
+        return late, f"{names} did not finish a step for {self.limit:.0f} s"
 
     def _names(self, ranks: list[int]) -> str:
-        known = {rank: f" (process {beat.process} on {beat.host})" for rank, beat in self._beats.items()}
-        return ", ".join(f"rank {rank}{known.get(rank, '')}" for rank in ranks)
+        return ", ".join(f"rank {rank} ({self._where.get(rank, 'never heard')})" for rank in ranks)
 
     def _exchange(self) -> None:
-        keys = {f"heartbeat/{rank}": rank for rank in self._heard}
+        before = dict[str, bytes]()
         with suppress(RuntimeError):  # the store is gone: nothing is heard any more
             for number in numbers_from():
-                own = Beat(number, self._moves, os.getpid(), platform.node())
-                self._store.set(f"heartbeat/{self.rank}", " ".join(map(str, own)))
-                there = [key for key in keys if self._store.check([key])]
-                for key, value in zip(there, self._store.multi_get(there), strict=True):
-                    first, moves, process, host = value.decode().split(" ", 3)
-                    before, beat = self._beats.get(keys[key]), Beat(int(first), int(moves), int(process), host)
-                    if beat != before:
-                        self._beats[keys[key]], self._heard[keys[key]] = beat, time.monotonic()
-                    if before is None or beat.moves != before.moves:
-                        self._moved = time.monotonic()
+                own = f"{number} {self._own_moves} process {os.getpid()} on {platform.node()}"
+                self._store.set(f"heartbeat/{self.rank}", own)
+                keys = [key for rank in self._heard if self._store.check([key := f"heartbeat/{rank}"])]
+                for key, value in zip(keys, self._store.multi_get(keys), strict=True):
+                    if value != before.get(key):
+                        rank = int(key.removeprefix("heartbeat/"))
+                        _, moves, self._where[rank] = value.decode().split(" ", 2)
+                        self._heard[rank] = time.monotonic()
+                        if int(moves) != self._moves[rank]:
+                            self._moves[rank], self._moved = int(moves), time.monotonic()
+                    before[key] = value
                 if self._ended.wait(BEAT):
                     return
 
@@ -145,12 +136,12 @@ class Heartbeat:
             if now - last > PAUSE:  # this process itself was halted
                 self._heard, self._moved = dict.fromkeys(self._heard, now), now
             last = now
-            blamed, what = self.problem(now)
             if "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != self._parent:
                 os._exit(LostProcessError.exit_code)  # torchrun was killed: it could start others in this place
+            blamed, what = self.problem(now)
+            if what and self.rank != min(self._heard.keys() - blamed):
+                time.sleep(2)  # the end of one ends all: first the one that speaks
+            elif what:
+                print(f"error: {LostProcessError(what)}", file=sys.stderr, flush=True)
             if what:
-                if self.rank == min(self._heard.keys() - blamed):
-                    print(f"error: {LostProcessError(what)}", file=sys.stderr, flush=True)
-                else:
-                    time.sleep(2)  # the end of one ends all: first the one that speaks
                 os._exit(LostProcessError.exit_code)  # the main thread may wait for ever

@@ -36,9 +36,7 @@ _ONCE = {  # options for which a group of processes has no use, and what to type
     "--overwrite": "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
     STDIN: "write the text into a file: each process reads it, and each restart again",
     "--estimate": "leave --processes out: an estimate needs one process",
-    "--seeds": "leave --processes out; or type one command for each: --seed 1 -o FOLDER-1",
-    "--folds": "leave --processes out: several trainings need one process",
-    "--sweep": "leave --processes out: several trainings need one process",
+    **dict.fromkeys(("--seeds", "--folds", "--sweep"), "leave --processes out: several trainings need one process"),
 }
 
 
@@ -187,15 +185,6 @@ def batch_script(words: Sequence[str], *, nodes: int, processes: int, gpus: int,
     group = f"--processes {processes}"
     if nodes > 1:
         group += ' --nodes "$SLURM_NNODES" --rendezvous "$head:$((20000 + SLURM_JOB_ID % 20000))"'
-    return f"""#!/bin/bash
-{chr(10).join(f"#SBATCH --{option}" for option in options)}
-
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-echo "job $SLURM_JOB_ID on $SLURM_NNODES machines, which meet at $head"
-srun bertworks {shlex.join(without(words, ["--rendezvous"]))} \\
-  {group}
-status=$?
-# 143: saved after SIGTERM, shortly before the time limit
-if [ "$status" -eq 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
-exit "$status"
-"""
+    script = (Path(__file__).parent / "slurm.sh").read_text(encoding="utf-8")
+    command = f"{shlex.join(without(words, ['--rendezvous']))} \\\n  {group}"
+    return script.format(options="\n".join(f"#SBATCH --{option}" for option in options), command=command)
