@@ -172,7 +172,7 @@ def _report(error: BaseException, words: list[str]) -> int:
         return 2
     if isinstance(error, KeyboardInterrupt | SystemExit):
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.code
-        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM) and "BERTWORKS_LAUNCHED" not in os.environ:
+        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM) and "TORCHELASTIC_RUN_ID" not in os.environ:
             say(_how_to_go_on(words))
         return code if isinstance(code, int) else 1
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe

@@ -49,14 +49,14 @@ class _Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-            if final := any(0 < code != LostProcessError.exit_code for code in codes.values()):
+            if any(0 < code != LostProcessError.exit_code for code in codes.values()):
                 self._remaining_restarts = 0  # an error of the data or of the command
+                return result
             for rank, code in codes.items():
                 if code < 0:
                     self.say(f"rank {rank} was killed by signal {-code}, perhaps for lack of memory")
-            if not final and self._remaining_restarts:
-                left = f"{self._remaining_restarts} restarts are left"
-                self.say(f"starting all processes again from the last checkpoint; {left}")
+            if left := self._remaining_restarts:
+                self.say(f"starting all processes again from the last checkpoint; {left} restarts are left")
         return result
 
 
@@ -123,7 +123,6 @@ def launch(
     typed = ["--nproc-per-node", str(processes), *(where if rendezvous else ["--standalone"])]
     typed += ["--max-restarts", str(restarts), "-m", MODULE, *words]
     say(f"as: {shlex.join([*before, 'torchrun', *map(str, typed)])}")
-    os.environ["BERTWORKS_LAUNCHED"] = "1"
     with _explain(rendezvous or "localhost"):
         meeting = RendezvousParameters(
             "c10d", rendezvous or "localhost:0", run_id, least, most, last_call_timeout=LAST_CALL

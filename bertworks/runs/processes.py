@@ -4,6 +4,7 @@ import os
 import platform
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -111,6 +112,10 @@ class Processes:
         """
         if self.count == 1:
             return
+        if self.first:
+            self._store.set("prepared", "")
+        while not self._store.check(["prepared"]):  # here SIGTERM is handled at once, within torch it is not
+            time.sleep(0.05)
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(self.device)
