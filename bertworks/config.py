@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from bertworks.errors import UsageError, names_of
+from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
@@ -56,6 +56,11 @@ class Settings:
                     raise ValueError(f"{name} is {value!r}: expected {limit.expected}")
 
 
+def packaged_table(module: str, name: str) -> dict[str, Any]:
+    """The content of a TOML file of the package, beside a module. module: its `__file__`."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
 def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
     """The TOML text of a file, or of a name that is known. what: it is called in messages.
 
@@ -69,10 +74,9 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
             return read_small(Path(name), _LARGEST_RECIPE).decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             raise UsageError("this is not a text in UTF-8", where=name, hint="save it as UTF-8") from error
-    if name not in known:
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
-        raise UsageError(f"there is no {what} called {name!r}", hint=hint)
+    near = get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+    expect(name in known, f"there is no {what} called {name!r}", hint=hint)
     return known[name]
 
 
@@ -91,6 +95,11 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
         raise UsageError(f"this is not TOML: {str(error)[:200]}", where=where) from error
     _set_overrides(kind, table, parse_overrides(overrides))
     return build(kind, table, partial(_line_of_field, text, where))
+
+
+def read_as(kind: type[T], name: str, what: str, known: Mapping[str, str], overrides: Sequence[str] = ()) -> T:
+    """The recipe of a file or of a known name, see `read_recipe_text` and `parse_as`."""
+    return parse_as(kind, read_recipe_text(name, what, known), name, overrides)
 
 
 def override(recipe: T, overrides: Sequence[str]) -> T:
@@ -132,9 +141,8 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for word in names_of(overrides):
         name, equals, text = word.partition("=")
-        if not equals or not name:
-            hint = "write it as table.field=value, as in optimizer.learning_rate=1e-3"
-            raise UsageError(f"{word!r} sets nothing", hint=hint)
+        hint = "write it as table.field=value, as in optimizer.learning_rate=1e-3"
+        expect(equals and name, f"{word!r} sets nothing", hint=hint)
         try:
             value = tomllib.loads(f"x = {text}")["x"]
         except (ValueError, RecursionError):
@@ -229,8 +237,7 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
     if is_dataclass(kind):
         return cast(T, _build_dataclass(kind, value, where, at, whole or kind))
     if origin is Literal:
-        if value not in choices:
-            raise UsageError(f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
+        expect(value in choices, f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
         return cast(T, value)
     if origin in (Union, UnionType):  # TOML has no null
         kinds = [c for c in choices if c is not NoneType]

@@ -18,20 +18,15 @@ from typing import Any
 import torch
 
 import bertworks
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError
 from bertworks.io.processes import allowed_cpus, cpu_quota, group_folders, read_system_file
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.pretrain import pretrain
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul
 
-# Name: flag in /proc/cpuinfo.
-_INSTRUCTIONS = {"AVX2": "avx2", "AVX-512": "avx512f", "AVX-512 bf16": "avx512_bf16", "AMX bf16": "amx_bf16"}
-_EXTRAS = {
-    "sentencepiece": ("vocab", "unigram vocabularies"),
-    "faiss-cpu": ("faiss", "approximate searches"),
-    "onnxruntime": ("export", "exported models"),
-    "starlette": ("serve", "servers"),
-}
+_TABLES = packaged_table(__file__, "diagnostics.toml")
+_EXTRAS: dict[str, tuple[str, str]] = _TABLES["extras"]
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _REPORT = "please report this with the lines above"
 
@@ -84,7 +79,7 @@ def _system() -> Check:
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     known = set(flags[1].split()) if flags else set()
-    has = [name for name, flag in _INSTRUCTIONS.items() if flag in known]
+    has = [name for name, flag in _TABLES["instructions"].items() if flag in known]
     processor = model[1] if model else platform.processor() or platform.machine()
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     text = f"{system}; {processor}; {', '.join(has) or 'no vector instructions found'}"
@@ -175,15 +170,8 @@ def _self_test() -> Check:
 
 def _train_a_little(folder: Path) -> list[float]:
     """The masked LM losses of steps on a little text, with the same masks in every epoch: it can be memorized."""
-    sentences = (
-        f"The {words} of the town." for words in ("white cat is north", "old dog was east", "red horse ran south")
-    )
+    facts = ("white cat is north", "old dog was east", "red horse ran south")
+    sentences = (f"The {words} of the town." for words in facts)
     (folder / "text.txt").write_text("\n\n".join([" ".join(sentences)] * 16) + "\n", encoding="utf-8")
-    settings = [
-        "vocabulary.size=100", "encoder.hidden_size=64", "encoder.num_hidden_layers=1", "encoder.hidden_dropout=0",
-        "encoder.attention_dropout=0", "sampling.copies=1", "masking.dynamic=false", "optimizer.learning_rate=1e-2",
-        "optimizer.warmup=0", "optimizer.bias_correction=true", "train.held_out_sequences=8", "train.evaluate_every=30",
-        "train.phases=[{num_steps=30, batch_size=32, sequence_length=32}]",
-    ]  # fmt: skip
-    events = pretrain([folder / "text.txt"], folder / "model", recipe="bert-tiny", overrides=settings, workers=1)
+    events = pretrain([folder / "text.txt"], folder / "model", workers=1, **_TABLES["self_test"])
     return [event.fields["masked_lm_loss"] for event in events if event.kind == "step"]

@@ -99,6 +99,12 @@ def require(holds: object, what: str, where: object = "", hint: str | None = Non
         raise BertworksError(what, where=str(where or ""), hint=hint or "get the file again, or choose another model")
 
 
+def expect(holds: object, what: str, *, where: object = None, hint: str | None = None) -> None:
+    """Raise UsageError unless a condition holds, about what the user typed."""
+    if not holds:
+        raise UsageError(what, where=None if where is None else str(where), hint=hint)
+
+
 def check(holds: object, what: str) -> None:
     """Raise ValueError unless a condition holds, about the content of a file. The caller knows which file."""
     if not holds:

@@ -64,7 +64,7 @@ def _strings(node: ast.AST) -> list[str]:
 def _values(node: object) -> list[str]:
     """All texts of a table of TOML."""
     if isinstance(node, str):
-        return [node]
+        return [re.sub(r"\{(?!option\})\w[^{}\"]*\}", "{}", node)]
     inside = node.values() if isinstance(node, dict) else node if isinstance(node, list) else []
     return [text for value in inside for text in _values(value)]
 

@@ -199,6 +199,7 @@ def test_arms_use_others_and_fine_tune(write: Write, corpus: Path, tmp_path: Pat
     data = tmp_path / "data"
     data.mkdir()
     write_reviews(data / "reviews.csv", 60)
+    write_reviews(data / "more.csv", 60)
     arms = """
 [[arms]]
 name = "continued"
@@ -213,6 +214,12 @@ pretrain = {overrides = ["encoder.num_hidden_layers=1"]}
 name = "again"
 model = "{arm:continued/reviews}"
 finetune = {new_head = true}
+measures = ["reviews"]
+
+[[arms]]
+name = "joint"
+model = "{arm:first}"
+finetune = {data = ["{data}/reviews.csv", "{data}/more.csv"]}
 measures = ["reviews"]
 """
     measures = """
@@ -234,7 +241,10 @@ overrides = ["epochs=1", "max_length=32"]
     assert request["model"] == str(tmp_path / "out/arms/continued/seed-0/reviews")
     assert request["new_head"]
     assert request["data"] == str(data / "reviews.csv")
-    assert set(result["measures"]["reviews"]) == {"continued", "first", "again"}
+    assert set(result["measures"]["reviews"]) == {"continued", "first", "again", "joint"}
+    task = json.loads((tmp_path / "out/arms/joint/seed-0/reviews/tasks/reviews/result.json").read_text())
+    assert result["measures"]["reviews"]["joint"]["mean"] == task["figures"][task["metric"]] == task["score"]
+    assert (tmp_path / "out/arms/joint/seed-0/reviews/tasks/more/result.json").exists()
     assert set(result["measures"]["loss"]) == {"continued", "first"}
     stored = json.loads((tmp_path / "out/arms/first/seed-0/figures.json").read_text())["reviews"]
     finished = json.loads((tmp_path / "out/arms/first/seed-0/reviews/finished.json").read_text())["fields"]

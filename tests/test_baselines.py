@@ -162,6 +162,16 @@ def test_states_of_words_are_those_of_the_network(job: Callable[[str], FinetuneJ
         assert np.allclose(ours, torch.cat(seen).numpy(), atol=1e-4)
 
 
+def test_words_are_answered_in_blocks(job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features and states of all words of a long row would take far more memory than the row."""
+    names, whole, shapes = job("names.conll"), answers_of(job("names.conll")), list[tuple[int, ...]]()
+    compute = baselines.compute_each
+    monkeypatch.setattr(baselines, "compute_each", lambda *given: [shapes.append(given[3]), compute(*given)][1])
+    monkeypatch.setattr(baselines, "_AT_ONCE", 7)
+    assert answers_of(names) == whole
+    assert shapes == [(names.model.config.hidden_size,), (len(names.description.labels),)], "logits, not states"
+
+
 def test_features_of_pairs() -> None:
     u, v = np.array([[0.6, 0.8]], np.float32), np.array([[1.0, 0.0]], np.float32)
     assert np.array_equal(combine_vectors(torch.from_numpy(u), "mean"), u)

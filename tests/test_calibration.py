@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from bertworks.inference.decoding import Decoder
 from bertworks.inference.explain import explain
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.task_metrics import compute_metrics
+from bertworks.metrics import intervals
 from bertworks.metrics.intervals import (
     best_label_threshold,
     confidences,
@@ -222,3 +224,17 @@ def test_a_model_with_a_temperature_answers_and_explains_so(tmp_path: Path) -> N
         assert shown.gradients.end == pytest.approx(np.log(p / (1 - p)), abs=1e-4)
     assert odds[0][0] == pytest.approx(3 * odds[1][0], rel=1e-4)
     assert odds[0][1] == odds[1][1]
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 3)], ids=["classes", "labels"])
+def test_blocks_of_rows_have_the_same_bits(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    logits, gold = generator.normal(size=(50, 3)).astype(np.float32), generator.integers(2, size=shape)
+
+    def results() -> list[Any]:
+        sides = [confidences(logits, gold, divisor) for divisor in (1.5, 1 + np.arange(50))]
+        return [fit_temperature(logits, gold), *(side.tolist() for pair in sides for side in pair)]
+
+    whole = results()
+    monkeypatch.setattr(intervals, "_ROWS", 7)
+    assert results() == whole

@@ -137,10 +137,11 @@ jobs = {
     "check": lambda data: bw.check_file(data, model=model, text=["text"], label="label"),
     "read as": lambda data: bw.check_file(data, model=model),
     "learn": lambda data: bw.finetune(data, dev=small, model=model, method="full", epochs=1, batch_size=16),
+    "evaluate": lambda data: bw.finetune(train, dev=data, model=model, output=output, overwrite=True, epochs=1),
     "read": lambda data: [None for row in RowReader(data)],
     "corpus": lambda data: [None for document in bw.CorpusReader([data])],
 }
-small = str(Path(data).with_name("small-" + Path(data).name))
+small, train = (str(Path(data).with_name(f"{part}-{Path(data).name}")) for part in ("small", "train"))
 if job not in ("read", "corpus"):
     jobs[job](small)
 before, found = memory(), ""  # after the imports and a first use
@@ -201,6 +202,21 @@ def test_a_row_that_is_read_in_windows(tmp_path: Path, job: str, size: int, task
     used, found = growth(job, path, model)
     assert not found
     assert used < 4 * size + 200
+
+
+@pytest.mark.slow
+def test_a_dev_row_with_many_entities(tmp_path: Path) -> None:
+    """All simple methods answer it, and each of its mistakes has a line in errors.csv."""
+    tags, rng, size = {"Anna": "B-person", "Paris": "B-place", "saw": "O", "films": "O", "in": "O"}, random.Random(0), 2
+    for name, first, count in (("train-", 12, 200), ("small-", 1000, 30), ("", size * MB // 16, 30)):
+        rows = [rng.choices([*tags], k=first if number == 0 else 12) for number in range(count)]
+        lines = [json.dumps({"tokens": row, "tags": [tags[word] for word in row]}) for row in rows]
+        write(tmp_path / f"{name}rows.jsonl", "\n".join(lines))
+    path, model = tmp_path / "rows.jsonl", fine.write_model(tmp_path / "model", length=512, hidden_size=16)
+    used, found = growth("evaluate", path, model)
+    assert not found
+    assert used < 4 * path.stat().st_size / MB + 200
+    assert (tmp_path / "out-evaluate" / "errors.csv").stat().st_size < 20 * path.stat().st_size
 
 
 @pytest.mark.slow

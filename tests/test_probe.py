@@ -24,14 +24,14 @@ from bertworks.evaluation.probe import evaluate_probe
 from bertworks.inference import word_states
 from bertworks.inference.engine import open_model
 from bertworks.inference.word_states import check_room, read_words, states_file, write_word_states
-from bertworks.metrics.intervals import interval_of_mean, paired_difference, ratio_sums, resampled
+from bertworks.metrics.intervals import difference, interval_of_mean, paired_difference, ratio_sums, resampled
 from bertworks.metrics.trees import GoldTree, tree_metrics
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training import probes
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.probes import ProbeSettings, WordStates, predictions, probe_outputs, train_probe
+from bertworks.training.probes import WordStates, predictions, probe_outputs, train_probe
 
 FAST = {"epochs": 2, "device": "cpu"}
 
@@ -72,14 +72,10 @@ def test_the_loss_is_that_of_the_paper(kind: str):
     assert loss == pytest.approx(sum(np.abs(a - b).mean() for a, b in zip(outputs, gold)), rel=1e-5)
 
 
-def trained(*arguments) -> probes.Probe:
+def trained(*arguments, **settings) -> probes.Probe:
     """The probe at the end of its training."""
-    epochs = train_probe(*arguments)
-    while True:
-        try:
-            next(epochs)
-        except StopIteration as stop:
-            return stop.value
+    *_, (_, probe) = train_probe(*arguments, **settings)
+    return probe
 
 
 def planted(count: int, seed: int = 0) -> tuple[WordStates, list[GoldTree]]:
@@ -105,7 +101,7 @@ def test_a_probe_finds_trees_that_are_in_the_states():
     train, dev, test = range(360), range(360, 400), list(range(400, 440))
     outputs = []
     for kind, truth in (("distance", [t.distances for t in gold]), ("depth", [t.depths for t in gold])):
-        probe = trained(words, truth, train, dev, ProbeSettings(kind=kind, rank=16, epochs=40))
+        probe = trained(words, truth, train, dev, kind=kind, rank=16, epochs=40)
         assert probe.dev_loss < 0.2
         outputs.append(predictions(probe.matrix, words, test, kind))
     metrics = tree_metrics([gold[n] for n in test], *outputs)
@@ -118,8 +114,8 @@ def test_a_training_is_a_function_of_its_seed():
     truth = [tree.distances for tree in gold]
 
     def matrix(seed: int) -> torch.Tensor:
-        settings = ProbeSettings(kind="distance", rank=5, epochs=3, seed=seed)
-        return trained(words, truth, range(50), range(50, 60), settings).matrix
+        settings = {"kind": "distance", "rank": 5, "epochs": 3, "seed": seed}
+        return trained(words, truth, range(50), range(50, 60), **settings).matrix
 
     assert torch.equal(matrix(0), matrix(0))
     assert not torch.equal(matrix(0), matrix(1))
@@ -138,7 +134,7 @@ def test_the_best_epoch_is_kept_and_five_without_gain_end_the_training(monkeypat
 
     monkeypatch.setattr(probes, "_loss", noted)
     monkeypatch.setattr(probes, "_LEARNING_RATE", 3.0)  # it diverges, so that few epochs are better
-    probe = trained(words, truth, range(50), range(50, 60), ProbeSettings(kind="depth", rank=5, epochs=40))
+    probe = trained(words, truth, range(50), range(50, 60), kind="depth", rank=5, epochs=40)
     best = int(np.argmin(losses))
     assert probe.epochs == len(losses) < 40
     assert probe.dev_loss == pytest.approx(min(losses), abs=2e-4)
@@ -300,10 +296,10 @@ def test_figures_baselines_and_files(model: Path, bank: Path, tmp_path: Path):
 def test_differences_are_paired_by_sentence():
     rng = np.random.default_rng(0)
     first, second = (ratio_sums(rng.integers(0, most, 50), np.full(50, 5)) for most in (5, 4))
-    difference = evaluation._difference(first, second)
+    change = difference(first, second)
     value, interval = paired_difference(first, second)
-    assert difference.value == pytest.approx(value)
-    assert interval_of_mean([difference.value], [resampled(difference)]) == pytest.approx(interval)
+    assert change.value == value == pytest.approx(first.value - second.value)
+    assert interval_of_mean([change.value], [resampled(change)]) == pytest.approx(interval)
 
 
 def test_the_same_call_gives_the_same_figures(model: Path, bank: Path):

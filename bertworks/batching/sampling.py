@@ -19,7 +19,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bertworks.config import Positive, Range, Settings
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, expect
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template
 
@@ -114,9 +114,8 @@ class Sampler(ABC):
 
     def __init__(self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int):
         special = template.num_special(self.segments)
-        if max_length < special + self.segments:
-            what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
-            raise UsageError(f"{what} {special + self.segments}")
+        what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
+        expect(max_length >= special + self.segments, f"{what} {special + self.segments}")
         self.store, self.config, self.max_length, self.template, self.seed = store, c, max_length, template, seed
         self.room = max_length - special
         self.plan: Plan = np.zeros((0, self.columns), np.int64)
@@ -150,31 +149,17 @@ class Sampler(ABC):
     def __getitem__(self, i: int) -> TokenSequence: ...
 
 
-class _Chunk(NamedTuple):
-    """Sentences of a document that fill a sequence, and where they are split in two. Sentences are numbered within the
-    document; a chunk of one sentence has split == end."""
-
-    starts: list[int]  # the first token of each sentence, and the end of the last one
-    first: int
-    split: int
-    end: int
-    tokens: int  # that are wanted
-    document: int  # its row in limits
-    limits: NDArray[np.int64]  # [D', 2]: the first sentence of each document, and the one after its last
-    coin: Callable[[], float]
-
-
 class Pairs(Sampler):
     """Two segments of whole sentences, which fill a sequence together, as `create_pretraining_data.py` of
     google-research/bert cuts them. A plan row is five numbers: first and last token of A, of B, and the label of the
-    pair."""
+    pair.
+
+    swaps: whether segments are swapped; else the second one is replaced.
+    """
 
     segments = 2
     columns = 5
-
-    @abstractmethod
-    def _pair(self, chunk: _Chunk) -> tuple[tuple[int, ...] | None, int]:
-        """The plan row of a chunk, None if it has no pair; and the sentence with which the next chunk begins."""
+    swaps: ClassVar[bool]
 
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
         """Sentences are collected up to the target length and split at a random sentence."""
@@ -190,9 +175,14 @@ class Pairs(Sampler):
             while i < count:
                 end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
                 split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
-                row, i = self._pair(_Chunk(starts, i, split, end, target, d, limits, coin))
-                if row:
-                    yield row
+                a, b, b_end, i = starts[i], starts[split], starts[end], end
+                if self.swaps and b < b_end:
+                    yield (b, b_end, a, b, 1) if coin() < 0.5 else (a, b, b, b_end, 0)
+                elif not self.swaps and b < b_end and coin() >= 0.5:
+                    yield a, b, b, b_end, 0
+                elif not self.swaps:
+                    i = split
+                    yield a, b, *_random_sentences(sentences, limits, d, target - (b - a), coin), 1
 
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end, label = self.plan[i].tolist()
@@ -207,14 +197,7 @@ class NextSentencePairs(Pairs):
     they replace are used again. The label is that of next sentence prediction (0: B follows A; 1: it does not)."""
 
     targets = ("next_sentence",)
-
-    def _pair(self, chunk: _Chunk) -> tuple[tuple[int, ...] | None, int]:
-        starts, first, split, end, tokens, document, limits, coin = chunk
-        if split < end and coin() >= 0.5:
-            return (starts[first], starts[split], starts[split], starts[end], 0), end
-        rest = tokens - (starts[split] - starts[first])
-        b, b_end = _random_sentences(np.asarray(self.store.sentences), limits, document, rest, coin)
-        return (starts[first], starts[split], b, b_end, 1), split
+    swaps = False
 
 
 class SentenceOrderPairs(Pairs):
@@ -223,14 +206,8 @@ class SentenceOrderPairs(Pairs):
     sentence is left out, where google-research/albert takes one."""
 
     targets = ("sentence_order",)
+    swaps = True
     needs = "give documents of two sentences or more, in lines of one document or paragraphs of one file"
-
-    def _pair(self, chunk: _Chunk) -> tuple[tuple[int, ...] | None, int]:
-        first, split, end = (chunk.starts[i] for i in (chunk.first, chunk.split, chunk.end))
-        if split == end:
-            return None, chunk.end
-        swapped = chunk.coin() < 0.5
-        return ((split, end, first, split, 1) if swapped else (first, split, split, end, 0)), chunk.end
 
 
 def _random_sentences(

@@ -13,25 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bertworks.checkpoints.families.family import FAMILIES, Family, Rows
+from bertworks.checkpoints.families.family import FAMILIES, Family
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, require, some_names
 from bertworks.models.config import BERT, LIMITS, EncoderConfig, Head
 
-# transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input,
-# also without a pooler: a network that is made for the task checks them.
-_RECURRENT: Rows = {
-    name: ("A A", name)
-    for layer in ("0", "0_reverse", "1", "1_reverse")
-    for source in ("ih", "hh")
-    for name in [f"recurrent.lstm.*_{source}_l{layer}"]
-} | {"mix.weights": ("A", "mix.weights"), "mix.scale": ("1", "mix.scale")}
 OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were
-_OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-_NOT_KEPT = {  # settings that concern other files than ours, or make transformers run a program
-    "auto_map", "custom_pipelines", "quantization_config", "transformers_version", "torch_dtype", "_name_or_path",
-}  # fmt: skip
-_OF_LABELS = {"id2label", "label2id", "num_labels", "_num_labels", "problem_type"}
+_NAMES = packaged_table(__file__, "other_names.toml")
+_NOT_KEPT, _OF_LABELS = {*_NAMES["not_kept"]}, {*_NAMES["of_labels"]}
 _CORRECT = "correct the file, or get it again"
 _OTHER_CONFIG = "use the config.json that was saved with these weights"
 _ANY = -1  # a size that the configuration does not determine
@@ -235,20 +225,17 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         hint = 'choose a folder with such a "model_type" in its config.json (for files of Google add "bert")'
         raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
     family = FAMILIES[name]
-    for name, value in family.required.items():
-        what = f"{name} is {settings.get(name)!r:.60}: only {value!r} is supported for {family.default.family}"
+    for name, value in {**family.required, **dict.fromkeys(family.required_null)}.items():
+        supported = "null" if value is None else repr(value)
+        what = f"{name} is {settings.get(name)!r:.60}: only {supported} is supported for {family.default.family}"
         require(settings.get(name, value) == value, what, where)
-    for name in family.required_null:
-        what = f"{name} is {settings.get(name)!r:.60}: only null is supported for {family.default.family}"
-        require(settings.get(name) is None, what, where)
     decoder = settings.get("is_decoder", False)
     what = f"is_decoder is {decoder!r:.60}: expected true or false"
     require(not family.decoder or type(decoder) is bool, what, where, _CORRECT)
     values: dict[str, Any] = dict(vars(family.default_of(bool(family.decoder) and decoder)))
     for theirs, ours in family.settings.items():
         default = getattr(family.default, ours)
-        value = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
-        values[ours] = value
+        values[ours] = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
     values["max_position_embeddings"] -= family.unused_positions
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
     if values["direction"] == "left_to_right" and values["pooler"] == "first":
@@ -340,7 +327,7 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
             architecture = architecture or kind
     heads = {head for names in family.pretraining_of(config) for head in names.split()}
     of_heads = {name: row for name, row in family.pretraining_rows.items() if name.split(".")[0] in heads}
-    rows = {**family.rows, **of_heads, **family.by_class.get(architecture or "", {}), **_RECURRENT}
+    rows = {**family.rows, **of_heads, **family.by_class.get(architecture or "", {}), **_NAMES["recurrent"]}
     entries = []
     for ours, (axes, *theirs) in ((ours, row) for ours, row in rows.items() if row):
         if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
@@ -365,7 +352,7 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> 
     theirs: dict[str, Tensor] = {}
     for name, value in state.items():
         new = name.removeprefix(family.prefix)
-        for old, today in _OLD_NAMES.items():
+        for old, today in _NAMES["old"].items():
             new = new.replace(old, today)
         require(new not in theirs, f"two tensors are both {new}: {name} is one of them", where)
         if not _is_buffer(new, family):

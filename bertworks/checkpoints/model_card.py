@@ -75,11 +75,11 @@ def pretraining_card(
     """
     start = "The capital of France is"
     prompt = f"{start} {mask_token}." if mask_token else start
-    command = f'bertworks fill . "{prompt}"' if mask_token else f'bertworks generate . "{prompt}"'
+    verb = "fill" if mask_token else "generate"
     values: dict[str, object] = {
-        "verb": "fill" if mask_token else "generate",
+        "verb": verb,
         "pipeline": "fill-mask" if mask_token else "text-generation",
-        "command": command,
+        "command": f'bertworks {verb} . "{prompt}"',
         "prompt": prompt,
         "name": " ".join(name.split()),
         "c": config,

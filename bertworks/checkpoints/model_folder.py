@@ -24,7 +24,7 @@ from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_sharded, write_weights
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, read_task_json, task_from_settings, tasks_of
-from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
 from bertworks.io.atomic_write import sha256, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
@@ -131,18 +131,15 @@ class ModelFolder:
 
     def refuse_nested(self) -> None:
         """Raises UsageError if the weights are in a subfolder."""
-        if self.within != self.folder:
-            hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
-            what = "the weights are in a subfolder, as in old models of sentence-transformers"
-            raise UsageError(what, where=str(self.folder), hint=hint)
+        hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
+        what = "the weights are in a subfolder, as in old models of sentence-transformers"
+        expect(self.within == self.folder, what, where=self.folder, hint=hint)
 
 
 def with_language(config: EncoderConfig, language: str) -> EncoderConfig:
     """The network for texts in a language. UsageError: it does not have it."""
-    if language not in config.languages:
-        raise UsageError(
-            f"the model has no language {language!r}", hint=f"it has {', '.join(config.languages) or 'none'}"
-        )
+    hint = f"it has {', '.join(config.languages) or 'none'}"
+    expect(language in config.languages, f"the model has no language {language!r}", hint=hint)
     return replace(config, language=language)
 
 

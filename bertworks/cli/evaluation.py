@@ -245,10 +245,9 @@ def pairs(
         bertworks evaluate pairs minilm pairs.tsv
     """
     result = bw.evaluate_pairs(model, files, languages=language or (), device=device)
-    lines = [f"{result['pairs']:,} pairs"]
-    for name, (low, high) in result["intervals"].items():
-        lines.append(f"{name:8}  P@1 {result[name]:.1%} ({low:.1%} to {high:.1%})")
-    return result, "\n".join(lines)
+    sides = result["intervals"].items()
+    lines = [f"{name:8}  P@1 {result[name]:.1%} ({low:.1%} to {high:.1%})" for name, (low, high) in sides]
+    return result, "\n".join([f"{result['pairs']:,} pairs", *lines])
 
 
 def probe(

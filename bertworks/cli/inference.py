@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, expect
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
@@ -210,9 +210,8 @@ def index(
         bertworks index documents.csv -o INDEX --text body
         bertworks index -o INDEX --delete 17 --compact
     """
-    if documents is None and not (delete or compact or approximate or verify):
-        hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
-        raise UsageError("nothing to do", hint=hint)
+    hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
+    expect(documents is not None or delete or compact or approximate or verify, "nothing to do", hint=hint)
     if verify:
         bw.Index(output).verify()
         console.say(f"{output}: every file is as it was written")

@@ -12,7 +12,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.config import add_overrides
 from bertworks.datasets.values import names_of
-from bertworks.errors import UsageError
+from bertworks.errors import expect
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.tables import ReadOptions, parse_size
@@ -289,9 +289,8 @@ def _finetune(
     if several.joint:
         joint = bw.make_joint_request(data, mix=several.mix, seeds=seeds, folds=folds, sweep=sweep, **options)
         return bw.joint_events(output, joint, **run)
-    if len(data) > 1 or several.mix:
-        what = "--mix is for --joint" if several.mix else f"{len(data)} data sets, and a model for one is trained"
-        raise UsageError(what, hint="--joint trains one encoder with a head for each")
+    what = "--mix is for --joint" if several.mix else f"{len(data)} data sets, and a model for one is trained"
+    expect(len(data) < 2 and not several.mix, what, hint="--joint trains one encoder with a head for each")
     request = bw.make_finetune_request(data[0], **options)
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     return bw.finetune_events(output, request, **run) if len(trials) == 1 else bw.run_trials(output, trials, **run)

@@ -12,7 +12,7 @@ from statistics import mode
 from sys import intern
 from typing import Any, NamedTuple
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, expect
 
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
 _FASTTEXT = re.compile(r"(?:(?<=\s)|^)__label__(\S+)\s*")
@@ -111,9 +111,8 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
     outer = (index for index, names in types.items() if is_numbered and (names & last or (names and not last)))
     usual = 3 if width == 10 and is_numbered and width - 1 not in types else next(outer, width - 1)
     tag = chosen.get("tag", usual + 1) - 1
-    if max(word, tag) >= width:
-        what = f"the lines have {width} cells: there is no column {max(word, tag) + 1}"
-        raise UsageError(what, hint="--columns word=1,tag=2, counted from 1")
+    what = f"the lines have {width} cells: there is no column {max(word, tag) + 1}"
+    expect(max(word, tag) < width, what, hint="--columns word=1,tag=2, counted from 1")
     return ConllLayout(width, word, tag if tag != word else None, is_numbered, tag in types)
 
 

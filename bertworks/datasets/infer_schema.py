@@ -15,7 +15,7 @@ from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TASKS, Schema, TaskType, find_labels, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.tables import ReadOptions, find_column
 
 Columns = Mapping[str, Column]  # by name
@@ -61,8 +61,7 @@ def infer_schema(
     if len({*text, *label}) < len(text) + len(label):
         raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
     columns = study(reader, None if labelled else _SAMPLE_ROWS)
-    if next(iter(reader), None) is None:
-        raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
+    require(next(iter(reader), None) is not None, "there are no rows", reader.name, "name a file that holds rows")
     try:
         schema = _by_layout(reader, columns, text, label)
         if schema is None or (task and schema.task != task) or (label and schema.label != label):
@@ -161,10 +160,9 @@ def _refuse_parts(columns: Columns, text: Names, label: Names, task: TaskType | 
         hint = f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line after a sentence"
         raise UsageError(f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint)
     for column in columns.values() if not label else ():
-        if _is_split(column):
-            what = f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would be trained on"
-            hint = "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
-            raise UsageError(what, hint=hint)
+        what = f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would be trained on"
+        hint = "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
+        expect(not _is_split(column), what, hint=hint)
         if _OFFSETS.fullmatch(column.known_name) and column.is_numeric and not column.fractions and column.high > 1:
             hint = 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
             raise UsageError(f"{column.name!r} holds places in a text, and no labels", hint=hint)
@@ -371,11 +369,10 @@ def _are_nameless(columns: Columns) -> bool:
 def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
     """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
     least, most = TASKS[schema.task]["columns"]
-    if not least <= len(schema.text) <= most:
-        hint = "name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task"
-        reads = f"{schema.task} reads {TASKS[schema.task]['texts']}"
-        what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
-        raise UsageError(what, where=name, hint=hint)
+    hint = "name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task"
+    reads = f"{schema.task} reads {TASKS[schema.task]['texts']}"
+    what = f"{reads}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
+    expect(least <= len(schema.text) <= most, what, where=name, hint=hint)
     rows = max(column.filled for column in columns.values())
     if not is_explicit and (column := columns[schema.text[0]]).filled < _MIN_FILLED * rows:
         what = f"only {column.filled:,} of {rows:,} rows have a text in {column.name!r}"
@@ -407,8 +404,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
         what, hint = "no row has a label", "label some rows"
     elif task == "choice" and len(schema.text) < 2:
         what, hint = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
-    if what:
-        raise BertworksError(f"{what} (in {', '.join(map(repr, schema.label))})", where=name, hint=hint)
+    require(not what, f"{what} (in {', '.join(map(repr, schema.label))})", name, hint)
 
 
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
 from bertworks.datasets.values import has_header, label_text, names_columns
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, require
 from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, ReadOptions, first_rows, split_rows, stored
@@ -167,9 +167,8 @@ class RowReader:
         return state.st_size, state.st_mtime_ns
 
     def _check_unchanged(self) -> None:
-        if not self.path.exists() or self._file_state() != self._state:
-            what, hint = "the file changed while it was read", "wait until it is complete, then try again"
-            raise BertworksError(what, where=self.name, hint=hint)
+        what, hint = "the file changed while it was read", "wait until it is complete, then try again"
+        require(self.path.exists() and self._file_state() == self._state, what, self.name, hint)
 
     def _parquet_rows(self) -> _Rows:
         with tables.open_parquet(self.path, self.name) as file:
@@ -190,8 +189,7 @@ class RowReader:
 
     def _recognize_text(self, reader: LineReader) -> _Found:
         head = reader.head.lstrip()
-        if not head:
-            raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
+        require(head, "the file is empty", self.name, "name a file that holds rows")
         if reader.not_text:
             what, hint = reader.not_text
             likely = infer_encoding(reader.head) if what == "not text" else None
@@ -202,8 +200,7 @@ class RowReader:
             return self._recognize_json(reader.format)
         sample = reader.sample()
         for pattern, (what, hint) in text_files.OTHER_FORMATS["first_lines"].items():
-            if re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE):
-                raise BertworksError(f"this is {what}", where=self.name, hint=hint)
+            require(not re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE), f"this is {what}", self.name, hint)
         if annotations.looks_like_fasttext(sample):
             row = annotations.fasttext_row
             return "table", ["text", "label"], lambda: ((n, row(line)) for n, line in self._lines() if line.strip())
@@ -309,8 +306,7 @@ class RowReader:
         rows = self._whole_rows if whole else self._line_rows
         sample = [values for _, values in first_rows(rows())]
         self._spans = annotations.span_column(sample, (values for _, values in rows()))
-        if sample and not any(sample):
-            raise BertworksError("the rows have no fields", where=self.name, hint=f"write rows like {_SPANS}")
+        require(any(sample) or not sample, "the rows have no fields", self.name, f"write rows like {_SPANS}")
         names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         return "json" if self._spans is None else "spans", names, rows
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, require
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
@@ -124,8 +124,7 @@ def items(
             if item.id and schema.label:
                 places[item.id] = row.where
             yield item
-    if row is None:
-        raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
+    require(row is not None, "there are no rows", reader.name, "name a file that holds rows")
 
 
 def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
@@ -254,16 +253,9 @@ def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[s
         lines.append(f"label: {len(schema.label)} columns, each for one label: {shown}")
     elif schema.label:
         column = columns[schema.label[0]]
-        meaning = {
-            "classification": f"{len(schema.labels)} different values: {shown}",
-            "multilabel": f"any of {len(schema.labels)}, separated by {schema.separator or 'commas'}: {shown}",
-            "regression": f"numbers from {column.low:g} to {column.high:g}",
-            "tagging": f"a tag for each word: {shown}",
-            "spans": f"stretches of characters: {shown}",
-            "qa": "answers, and their places in the context",
-            "choice": f"the right choice; {schema.first_choice} is the first",
-        }
-        lines.append(f"label: {column.name!r}, {meaning[schema.task]}")
+        values_of = {"schema": schema, "column": column, "count": len(schema.labels), "shown": shown}
+        meaning = str(TASKS[schema.task]["label"]).format_map(values_of | {"mark": schema.separator or "commas"})
+        lines.append(f"label: {column.name!r}, {meaning}")
     if schema.id:
         lines.append(f"name of a row: {schema.id!r}")
     if schema.document in columns and schema.task != "tagging":
@@ -305,7 +297,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
             if len(tags) != len(texts):
                 hint = "write one tag for each word; O for words outside entities"
                 raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=hint)
-            return tuple(known(values.label_text(tag)) for tag in tags)
+            return values.one_of_each(known(values.label_text(tag)) for tag in tags)
         case "spans" if (spans := values.spans_of(value)) is not None:
             for span in spans:
                 if not 0 <= span["start"] < span["end"] <= len(texts[0]):

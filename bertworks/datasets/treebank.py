@@ -124,9 +124,8 @@ def _tree(row: Row) -> TreeSentence:
         require(is_head, what, row.where, _REPAIR)
     heads = tuple(int(cells[_HEAD]) - 1 for cells in lines)
     roots = [number for number, head in enumerate(heads, 1) if head < 0]
-    if len(roots) > 1:
-        what = f"words {', '.join(map(str, roots[:5]))} have the head 0: a sentence has one root"
-        raise BertworksError(what, where=row.where, hint=_REPAIR)
+    what = f"words {', '.join(map(str, roots[:5]))} have the head 0: a sentence has one root"
+    require(len(roots) <= 1, what, row.where, _REPAIR)
     if cycle := _cycle(heads):
         what = f"the heads lead from word {' to '.join(map(str, [*cycle[:8], cycle[0]]))}: this is a cycle, not a tree"
         raise BertworksError(what, where=row.where, hint=_REPAIR)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertworks.datasets.reader import RowReader
-from bertworks.errors import BertworksError, UsageError, as_path
+from bertworks.errors import BertworksError, UsageError, as_path, expect
 from bertworks.io.atomic_write import replacing
 from bertworks.io.tables import as_json
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
@@ -47,8 +47,7 @@ def write_rows(
     """
     kind = kind or kind_of(path)
     name = "<stdout>" if str(path) == "-" else str(path)
-    if kind == "conll":
-        raise UsageError("CoNLL files hold words and tags, not rows", where=name, hint="use another kind")
+    expect(kind != "conll", "CoNLL files hold words and tags, not rows", where=name, hint="use another kind")
     if kind == "parquet":
         if str(path) == "-":
             raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")

@@ -20,7 +20,7 @@ from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
-from bertworks.errors import BertworksError
+from bertworks.errors import require
 from bertworks.text.segmentation import split_sentences
 
 _BLOCK_END = re.compile(r"\n\s*(?:\n|(?=:)|[-*•] )|:[ \t]*\n")  # a blank line, a field, a list item, a heading
@@ -137,9 +137,8 @@ def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
     texts = _texts(corpus)
     counts = {library: min(len(parts["train"]), DEV_FRACTION * len(parts["dev"])) for library, parts in texts.items()}
     names = sorted((n for n in counts if counts[n] >= MIN_ROWS), key=lambda n: (-counts[n], n))[:MAX_LIBRARIES]
-    if len(names) < 2:
-        what = f"only {len(names)} of the installed libraries have enough text"
-        raise BertworksError(what, hint="install numpy or scipy with their sources")
+    what = f"only {len(names)} of the installed libraries have enough text"
+    require(len(names) >= 2, what, "", "install numpy or scipy with their sources")
     folder.mkdir(parents=True, exist_ok=True)
     for part, most in MAX_ROWS.items():
         rows = [{"text": t, "library": name} for name in names for t in sorted(texts[name][part], key=_hash)[:most]]

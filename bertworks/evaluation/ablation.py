@@ -21,7 +21,7 @@ import numpy as np
 from bertworks.checkpoints.model_card import render_table
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
-from bertworks.errors import BertworksError, UsageError, as_path, names_of
+from bertworks.errors import BertworksError, UsageError, as_path, expect, names_of
 from bertworks.evaluation.measures import MEASURES, Arm
 from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import refuse_nested, write_json, write_text
@@ -121,8 +121,7 @@ class Ablation(Settings):
             where = f"the arm {arm.name}"
             _check_names(where, self.arguments(arm), [pretrain])
             _check_names(where, arm.finetune, [finetune])
-            if bool(arm.pretrain) == bool(arm.model):
-                raise UsageError(f"{where}: expected pretrain or model, one of them")
+            expect(bool(arm.pretrain) != bool(arm.model), f"{where}: expected pretrain or model, one of them")
             for kind, names, allowed in (("measure", arm.measures, measures), ("input", self.inputs_of(arm), known)):
                 if unknown := sorted({*names} - {*allowed}):
                     raise UsageError(f"{where} names the {kind} {unknown[0]!r}: there are {', '.join(allowed)}")
@@ -287,8 +286,7 @@ class _Work:
     def recipe(self, arm: ArmConfig) -> Recipe:
         """The recipe of an arm; after `prepare` with the size of the vocabulary."""
         arguments = self.ablation.arguments(arm)
-        if "recipe" not in arguments:
-            raise UsageError(f"the arm {arm.name} has no recipe, so no steps", hint="or set equal = 'time'")
+        expect("recipe" in arguments, f"the arm {arm.name} has no recipe, so no steps", hint="or set equal = 'time'")
         recipe = load_recipe(arguments["recipe"], arguments["overrides"])
         if recipe.encoder.vocab_size == 0 and (self.output / "tokenizer").exists():
             size = Tokenizer.load(self.output / "tokenizer").vocab_size

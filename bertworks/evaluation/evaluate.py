@@ -11,7 +11,7 @@ import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,7 +20,7 @@ import numpy as np
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import SHOWN, Featurizer, shortened
-from bertworks.batching.sampling import FORMATS, Format
+from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
 from bertworks.checkpoints.resolve import resolve_model
@@ -29,7 +29,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError, as_path, names_of, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, expect, names_of, quoted, require
 from bertworks.events import Event, no_notes, printable
 from bertworks.inference.detect import detection_figures, load_with_generator
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
@@ -58,6 +58,7 @@ from bertworks.training.objectives import PretrainingModel, figures, heads_of
 from bertworks.training.recipe import ObjectiveKind
 
 _PAIR_COLUMNS = ("sentence_good", "sentence_bad", "UID")
+_BLIMP = "give BLiMP's files: sentence_good, sentence_bad, UID"
 _REPORT_INTERVAL = 200  # pairs between two lines of progress
 Pair = Mapping[str, Any]  # a row of BLiMP
 
@@ -88,10 +89,9 @@ def evaluate_squad(
     contexts = [row["context"] for row in rows]
     answers = _by_question(predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer')
     known = {question.id for question in questions}
-    if not known & answers.keys():
-        hint = "name the predictions for this file: an object of question ids and answers"
-        count = f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions"
-        raise BertworksError(f"{count} of {data}", where=_place(predictions), hint=hint)
+    hint = "name the predictions for this file: an object of question ids and answers"
+    count = f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions"
+    require(known & answers.keys(), f"{count} of {data}", _place(predictions), hint)
     for row, question in zip(rows[:2], questions):
         predicted = answers.get(question.id, "no prediction")
         shown = f"{shortened(row['question'])!r} -> gold {[*question.answers]}, predicted {predicted!r:.{SHOWN}}"
@@ -122,13 +122,11 @@ def evaluate_squad(
 def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
     """The questions of a file, with gold answers."""
     reader = RowReader(data)
-    if reader.kind != "squad":
-        hint = "name a file like dev-v1.1.json or dev-v2.0.json"
-        raise BertworksError("this is not in the format of SQuAD", where=reader.name, hint=hint)
+    hint = "name a file like dev-v1.1.json or dev-v2.0.json"
+    require(reader.kind == "squad", "this is not in the format of SQuAD", reader.name, hint)
     for values, where, _ in reader:
-        if values["answers"] is None:
-            what = f"the question {values['id']!r} has no gold answers, not even an empty list"
-            raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
+        what = f"the question {values['id']!r} has no gold answers, not even an empty list"
+        require(values["answers"] is not None, what, where, "name a dev file: test files have no answers")
     return [row.values for row in reader]
 
 
@@ -186,14 +184,14 @@ def evaluate_mlm(
         check_components(parts, {"lm_head"}, path)
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
-    if not 5 <= length <= longest:
-        raise UsageError(f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
+    expect(5 <= length <= longest, f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
     reader = read_text(inputs, text_column, documents, encoding)
     with tempfile.TemporaryDirectory() as folder:
         store = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
-        format = _format_for(parts) if len(every) >= 2 and follows else "full_sentences"
+        formats = [name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= parts]
+        format = formats[0] if len(every) >= 2 and follows else "full_sentences"
         kinds = cast(list[ObjectiveKind], ["masked_lm", *FORMATS[format].targets])
         network = load_with_generator(path, config) if detects else network_of(config, kinds, state)
         most = sequences or 1 << 40
@@ -218,12 +216,6 @@ def network_of(config: EncoderConfig, kinds: Iterable[ObjectiveKind], state: Map
     return network
 
 
-def _format_for(parts: Collection[str]) -> Format:
-    """The format of sequences with the targets of the heads that a model has; those of `FORMATS` without pairs have
-    none."""
-    return next(name for name, sampler in FORMATS.items() if {*heads_of(sampler.targets)} <= {*parts})
-
-
 def evaluate_sts(
     model: str | Path, data: Data, *, pooling: Pooling | None = None, learn_from: str | Path | None = None,
     device: str = "auto", on_note: Callable[[str], object] = no_notes,
@@ -242,8 +234,7 @@ def evaluate_sts(
     """
     reader = RowReader(data)
     schema, notes = infer_schema(reader, task="regression")
-    if len(schema.text) != 2:
-        raise BertworksError("these rows have no two texts to compare", where=reader.name, hint="name another file")
+    require(len(schema.text) == 2, "these rows have no two texts to compare", reader.name, "name another file")
     pairs = list(items(reader, schema))
     embedder = Embedder(model, pooling=pooling, device=device)
     shown = embedder.examples((pair.where, *pair.texts) for pair in pairs)
@@ -293,9 +284,7 @@ def evaluate_task(
     schema, notes = _labelled(reader, d, text, label)
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
     rows = list(items(reader, replace(schema, any_label=True), left_out=empty))
-    if not rows:
-        what = "no row has a text and a label"
-        raise BertworksError(what, where=reader.name, hint="name another file, or --text COLUMN")
+    require(rows, "no row has a text and a label", reader.name, "name another file, or --text COLUMN")
     d, unknown = _with_labels_of(d, rows, schema.labels, reader.name)
     notes += _unknown_notes(unknown, schema.labels)
     known = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
@@ -326,9 +315,8 @@ def _with_labels_of(
     if d.task == "spans" or not unknown:
         return d, dict(unknown)
     wider = replace(d, labels=(*d.labels, *sorted(unknown)))
-    if d.tag_scheme and not wider.tag_scheme:
-        what = f"some of these tags mark no entities as those of the model do: {first_names(sorted(unknown), 5)}"
-        raise BertworksError(what, where=name, hint=f"the tags of the model are: {first_names(d.labels, 5)}")
+    what = f"some of these tags mark no entities as those of the model do: {first_names(sorted(unknown), 5)}"
+    require(not d.tag_scheme or wider.tag_scheme, what, name, f"the tags of the model are: {first_names(d.labels, 5)}")
     return wider, dict(unknown.most_common())
 
 
@@ -378,8 +366,7 @@ def evaluate_blimp(
         UsageError: a negative sample.
         BertworksError: no such model or data.
     """
-    if sample < 0:
-        raise UsageError(f"a sample of {sample} pairs: expected 1 or more, or 0 for all")
+    expect(sample >= 0, f"a sample of {sample} pairs: expected 1 or more, or 0 for all")
     refuse_unwritable(output)
     pairs = list(_read_pairs(data, sample))
     source = open_model(model, device)
@@ -408,12 +395,10 @@ def _read_pairs(data: str | Path, sample: int) -> Iterator[Pair]:
     for file in sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]:
         for row in RowReader(file):
             for column in _PAIR_COLUMNS:
-                if not isinstance(row.values.get(column), str):
-                    hint = "give BLiMP's files: sentence_good, sentence_bad, UID"
-                    raise BertworksError(f"no text in the field {column!r}", where=row.where, hint=hint)
+                is_text = isinstance(row.values.get(column), str)
+                require(is_text, f"no text in the field {column!r}", row.where, _BLIMP)
             paradigms[row.values["UID"]].append(row.values)
-    if not paradigms:
-        raise BertworksError("no pairs of sentences", where=str(data), hint="name a .jsonl file of BLiMP")
+    require(paradigms, "no pairs of sentences", data, "name a .jsonl file of BLiMP")
     for pairs in paradigms.values():
         count = min(sample or len(pairs), len(pairs))
         yield from (pairs[shuffled_index(i, len(pairs), 0, 0)] for i in range(count)) if count < len(pairs) else pairs

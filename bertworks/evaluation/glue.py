@@ -6,16 +6,16 @@
 - `evaluate_glue`: fine-tuning on all tasks, the table, the files for the leaderboard
 """
 
-import tomllib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertworks.checkpoints.model_card import render_table
+from bertworks.config import packaged_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
-from bertworks.errors import BertworksError, UsageError, as_path, names_of
+from bertworks.errors import BertworksError, UsageError, as_path, names_of, require
 from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
@@ -83,7 +83,7 @@ class GlueTask(NamedTuple):
         )
 
 
-_CONTENT = tomllib.loads(Path(__file__).with_name("glue.toml").read_text(encoding="utf-8"))
+_CONTENT = packaged_table(__file__, "glue.toml")
 GLUE = tuple(GlueTask(**task) for task in _CONTENT["tasks"])
 PUBLISHED: list[dict[str, Any]] = _CONTENT["published"]
 
@@ -101,10 +101,9 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
     root = as_path(folder).expanduser()
     folders = {_key(path.name): path for path in [root, *(root.iterdir() if root.is_dir() else ())] if path.is_dir()}
     tasks = [(task, folders[_key(task.name)]) for task in GLUE if _key(task.name) in folders]
-    if not tasks:
-        names = ", ".join(task.name for task in GLUE)
-        hint = "name the folder that holds them, such as glue_data"
-        raise BertworksError(f"no task of GLUE is here; its folders are {names}", where=str(folder), hint=hint)
+    names = ", ".join(task.name for task in GLUE)
+    hint = "name the folder that holds them, such as glue_data"
+    require(tasks, f"no task of GLUE is here; its folders are {names}", folder, hint)
     return [task._replace(files=_files(path, task.splits)) for task, path in tasks]
 
 

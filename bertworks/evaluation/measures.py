@@ -15,14 +15,16 @@ from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import FORMATS, Format
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import check_components, load_model
-from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.resolve import TASKS, resolve_model
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import UsageError, require
+from bertworks.errors import expect, require
 from bertworks.evaluation.evaluate import evaluate_mlm, network_of
 from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
-from bertworks.metrics.intervals import Array, RowSums, ratio, resampled
+from bertworks.metrics.intervals import Array, RowSums, mean_sums, ratio, resampled
 from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.finetune_job import task_name
+from bertworks.runs.joint import joint_events, make_joint_request
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
 from bertworks.runs.run_folder import BITS
 from bertworks.text.shards import Shards
@@ -83,8 +85,7 @@ def measure_held_out(
     kind: ObjectiveKind = "masked_lm"
     if predict == "pairs":
         kind = "sentence_order" if "sentence_order" in component_names(state) else "next_sentence"
-        if not FORMATS[format].targets:
-            raise UsageError(f"sequences of the format {format!r} have no pairs", hint="name next_sentence")
+        expect(FORMATS[format].targets, f"sequences of the format {format!r} have no pairs", hint="name next_sentence")
     check_components(component_names(state), set(heads_of([kind])), path)
     network = network_of(config, [kind], state).to(choose_device(arm.device))
     store, rows = split_long_documents(shards), []
@@ -107,11 +108,19 @@ def measure_held_out(
     return Measured(metric.value, np.round(resampled(metric), 8).tolist())
 
 
-def measure_finetuning(arm: Arm, *, data: str, **options: Any) -> Measuring:
-    """The score on dev of a fine-tuning. options: of `bertworks.finetune`."""
-    request = make_finetune_request(data, **{"model": arm.model, "seed": arm.seed, **options, **arm.finetune})
-    done = yield from forward_events(finetune_events(arm.output, request, device=arm.device))
-    return Measured(done.fields["score"], read_json(arm.output / "result.json")["resamples"])
+def measure_finetuning(arm: Arm, *, data: str | list[str] = "", **options: Any) -> Measuring:
+    """The score on dev of a fine-tuning. options: of `bertworks.finetune`. data: several: a joint fine-tuning, whose
+    first task is measured."""
+    arguments = {"data": data, "model": arm.model, "seed": arm.seed, **options, **arm.finetune}
+    data, folder = arguments.pop("data"), arm.output
+    if isinstance(data, str):
+        events = finetune_events(folder, make_finetune_request(data, **arguments), device=arm.device)
+    else:
+        events = joint_events(folder, make_joint_request(data, **arguments), device=arm.device)
+        folder = folder / TASKS / task_name(data[0])
+    yield from forward_events(events)
+    result = read_json(folder / "result.json")
+    return Measured(result["score"], result["resamples"])
 
 
 def measure_training(arm: Arm, *, figure: str) -> Measuring:
@@ -121,9 +130,8 @@ def measure_training(arm: Arm, *, figure: str) -> Measuring:
     Raises:
         UsageError: it has no such figure.
     """
-    if figure not in arm.facts:
-        what = f"the training of {arm.model} has no figure {figure!r}"
-        raise UsageError(what, hint=f"name one of {', '.join(arm.facts)}")
+    what = f"the training of {arm.model} has no figure {figure!r}"
+    expect(figure in arm.facts, what, hint=f"name one of {', '.join(arm.facts)}")
     yield Event("stage", figure, {"stage": "training"})
     return Measured(arm.facts[figure], [])
 
@@ -133,8 +141,8 @@ def measure_pairs(
 ) -> Measuring:
     """How often the nearest sentence is the translation, see `evaluate_pairs`. The pairs are the rows."""
     yield Event("stage", "translations by the nearest vector", {"stage": "pairs"})
-    hits = np.array(evaluate_pairs(arm.model, files, languages=languages, device=arm.device)["correct"][direction])
-    metric = RowSums(np.stack([hits, np.ones_like(hits)], 1).astype(float), lambda sums: ratio(sums[:, 0], sums[:, 1]))
+    found = evaluate_pairs(arm.model, files, languages=languages, device=arm.device)
+    metric = mean_sums(found["correct"][direction])
     return Measured(metric.value, np.round(resampled(metric), 8).tolist())
 
 

@@ -15,7 +15,7 @@ import torch
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import shortened
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
-from bertworks.errors import UsageError, as_path, require
+from bertworks.errors import UsageError, as_path, expect, require
 from bertworks.events import Event, printable
 from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
 from bertworks.inference.word_states import (
@@ -28,14 +28,14 @@ from bertworks.inference.word_states import (
 )
 from bertworks.io.atomic_write import refuse_not_empty, write_json, write_text
 from bertworks.io.text_files import IssueCounter
-from bertworks.metrics.intervals import Array, RowSums, interval_of_mean, resampled
+from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
 from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
 from bertworks.models.encoder import Encoder
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.reports import svg
-from bertworks.reports.svg import Point, Series
+from bertworks.reports.svg import Series
 from bertworks.training.device import choose_device
-from bertworks.training.probes import Probe, ProbeKind, ProbeSettings, WordStates, predictions, train_probe
+from bertworks.training.probes import ProbeKind, WordStates, predictions, train_probe
 
 FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
 _KINDS: tuple[ProbeKind, ...] = ("distance", "depth")
@@ -92,14 +92,12 @@ def evaluate_probe(
     if output is not None:
         refuse_not_empty(as_path(output).expanduser())
     for name, value, least in (("rank", rank, 0), ("epochs", epochs, 1), ("sample", sample, 0), ("seeds", seeds, 1)):
-        if value < least:
-            raise UsageError(f"{name} is {value}: expected {least} or more")
+        expect(value >= least, f"{name} is {value}: expected {least} or more")
     bank = read_treebank(data)
     yield from (Event("note", note) for note in bank.notes)
     source = open_model(model, device)
-    if source.exported:
-        hint = "use the model that was exported"
-        raise UsageError("an exported model has only its last layer", where=str(source.within), hint=hint)
+    hint = "use the model that was exported"
+    expect(not source.exported, "an exported model has only its last layer", where=source.within, hint=hint)
     numbers, seed_range = _layers(layers, source.config.num_hidden_layers), range(seed, seed + seeds)
     if rank > (width := source.config.hidden_size):
         raise UsageError(f"the rank is {rank}: a probe of this model has at most {width} rows, its width")
@@ -127,11 +125,9 @@ def _layers(layers: str | Sequence[int], count: int) -> list[int]:
     numbers = set[int]()
     for part in layers.split(",") if isinstance(layers, str) else map(str, layers):
         first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise UsageError(f"{part!r} is no layer", hint=hint)
+        expect(first.isdecimal() and (last.isdecimal() or not dash), f"{part!r} is no layer", hint=hint)
         numbers.update(range(int(first), int(last or first) + 1) or [count + 1])
-    if not numbers or max(numbers) > count:
-        raise UsageError(f"the model has no such layers: {layers}", hint=hint)
+    expect(numbers and max(numbers) <= count, f"the model has no such layers: {layers}", hint=hint)
     return sorted(numbers)
 
 
@@ -187,17 +183,14 @@ def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator
     result["chain"] = _row([chain])
     result["layers"] = [{"layer": layer, **_row(runs)} for layer, runs in ours.items()]
     result["random"] = [{"layer": layer, **_row(runs)} for layer, runs in random.items()]
-    best, best_random = (
-        max(rows, key=lambda row: row["uuas"])["layer"] for rows in (result["layers"], result["random"])
-    )
+    best, best_random = (max(result[part], key=lambda row: row["uuas"])["layer"] for part in ("layers", "random"))
     others = {f"layer {layer}": ours[layer] for layer in (work.layers[0], work.layers[-1]) if layer != best}
     others |= {f"untrained encoder, layer {best_random}": random[best_random], _CHAIN: [chain] * len(work.seeds)}
     differences = {}
     for name, runs in others.items():
-        of_seeds = [_difference(one["uuas"], other["uuas"]) for one, other in zip(ours[best], runs, strict=True)]
-        values = [difference.value for difference in of_seeds]
-        interval = list(interval_of_mean(values, list(map(resampled, of_seeds))))
-        differences[name] = {"uuas": float(np.mean(values)), "interval": interval}
+        pairs = zip(ours[best], runs, strict=True)
+        uuas, interval = mean_of_runs([difference(one["uuas"], other["uuas"]) for one, other in pairs])
+        differences[name] = {"uuas": uuas, "interval": list(interval)}
     result |= {"best_layer": best, "differences": differences}
 
 
@@ -239,45 +232,20 @@ def _probed(words: WordStates, work: _Work, seed: int, name: str) -> Generator[E
     data, outputs = work.data, dict[ProbeKind, Any]()
     for kind in _KINDS:
         gold = [tree.distances if kind == "distance" else tree.depths for tree in data.gold]
-        settings = ProbeSettings(kind=kind, rank=work.rank, epochs=work.epochs, seed=seed)
-        epochs = train_probe(words, gold, data.train, data.dev, settings, work.device)
-        probe = yield from _progress(epochs, f"{name}, {kind} probe", work.epochs)
+        settings: dict[str, Any] = {"rank": work.rank, "epochs": work.epochs, "seed": seed, "device": work.device}
+        for loss, probe in train_probe(words, gold, data.train, data.dev, kind=kind, **settings):
+            text = f"{name}, {kind} probe: epoch {probe.epochs} of at most {work.epochs}, loss on dev {loss:.4f}"
+            fields = {"stage": "probe", "what": "epochs", "amount": probe.epochs, "of": work.epochs}
+            yield Event("stage", text, fields)
         outputs[kind] = predictions(probe.matrix, words, data.evaluated, kind)
     return tree_metrics([data.gold[number] for number in data.evaluated], outputs["distance"], outputs["depth"])
 
 
-def _progress(epochs: Generator[float, None, Probe], name: str, most: int) -> Generator[Event, None, Probe]:
-    """Events of a training."""
-    done = 0
-    while True:
-        try:
-            loss = next(epochs)
-        except StopIteration as stop:
-            probe: Probe = stop.value
-            return probe
-        done += 1
-        fields = {"stage": "probe", "what": "epochs", "amount": done, "of": most}
-        yield Event("stage", f"{name}: epoch {done} of at most {most}, loss on dev {loss:.4f}", fields)
-
-
 def _row(runs: Sequence[Mapping[str, RowSums]]) -> dict[str, Any]:
     """The mean of each figure over the seeds, and its interval."""
-    row: dict[str, Any] = {name: float(np.mean([run[name].value for run in runs])) for name in FIGURES}
-    row["intervals"] = {
-        name: list(interval_of_mean([run[name].value for run in runs], [resampled(run[name]) for run in runs]))
-        for name in FIGURES
-    }
-    return row
-
-
-def _difference(metric: RowSums, other: RowSums) -> RowSums:
-    """metric - other, of the same sentences."""
-    width = metric.rows.shape[1]
-
-    def score(sums: Array) -> Array:
-        return metric.score(sums[:, :width]) - other.score(sums[:, width:])
-
-    return RowSums(np.concatenate([metric.rows, other.rows], 1), score)
+    means = {name: mean_of_runs([run[name] for run in runs]) for name in FIGURES}
+    row: dict[str, Any] = {name: mean for name, (mean, _) in means.items()}
+    return row | {"intervals": {name: list(interval) for name, (_, interval) in means.items()}}
 
 
 # --- the result for readers -------------------------------------------------------------------------------------------
@@ -316,10 +284,8 @@ def probe_table(result: Mapping[str, Any]) -> str:
 
 def _summary(result: Mapping[str, Any]) -> str:
     seeds = f", mean of {result['seeds']} seeds" * (result["seeds"] > 1)
-    counts = (
-        f"{result['sentences']:,} sentences of {result['evaluated_on']}; probes of rank {result['rank']} trained on "
-    )
-    return f"{counts}{result['train']:,} sentences{seeds}"
+    probes = f"probes of rank {result['rank']} trained on {result['train']:,} sentences{seeds}"
+    return f"{result['sentences']:,} sentences of {result['evaluated_on']}; {probes}"
 
 
 def probe_page(result: Mapping[str, Any]) -> str:
@@ -327,39 +293,30 @@ def probe_page(result: Mapping[str, Any]) -> str:
     name = str(result["model"])
     best = next(row for row in result["layers"] if row["layer"] == result["best_layer"])
     headline = f"Syntax is clearest in layer {best['layer']}: UUAS {100 * best['uuas']:.1f}, DSpr {best['dspr']:.2f}"
-    charts = [
-        svg.chart(title, _series(result, key, name), show, True, "layer")
-        for title, key, show in (
-            ("UUAS: edges of the trees that are found", "uuas", svg.percent),
-            ("DSpr: rank correlation of distances", "dspr", svg.plain),
-        )
-    ]
+    uuas, dspr = (_series(result, key, name) for key in ("uuas", "dspr"))
+    charts = [svg.chart("UUAS: edges of the trees that are found", uuas, svg.percent, True, "layer")]
+    charts += [svg.chart("DSpr: rank correlation of distances", dspr, svg.plain, True, "layer")]
     what = (
         "A probe is a linear map of the hidden states of a layer: squared distances of words under it are trained to "
         "be their distances in the dependency tree, and squared lengths their depths. Layer 0 is the embeddings. The "
         "untrained encoder has the same shape and random weights; the chain links each word to the next one. "
         "Intervals: 95 %, over sentences"
     )
+    data = f"{result['treebank']}\n{_summary(result)}\nseed {result['seed']}, at most {result['epochs']} epochs"
     sections = [
         svg.headline(headline),
         svg.side_by_side(charts),
         svg.section("Figures", svg.words(["", *FIGURES.values()], _rows(result), wraps=False)),
         svg.preformatted("The best layer", "\n".join(_verdict(result))),
-        svg.preformatted(
-            "Data",
-            f"{result['treebank']}\n{_summary(result)}\nseed {result['seed']}, at most {result['epochs']} epochs",
-        ),
+        svg.preformatted("Data", data),
         f"<p>{what}{' and seeds' * (result['seeds'] > 1)}. Hewitt and Manning 2019.</p>",
     ]
     return svg.page(name, "structural probes", _summary(result), sections)
 
 
 def _series(result: Mapping[str, Any], key: str, name: str) -> list[Series]:
-    layers = [row["layer"] for row in result["layers"]]
-    best = next((row["layer"], row[key]) for row in result["layers"] if row["layer"] == result["best_layer"])
-    points: dict[str, list[Point]] = {
-        part: [(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random")
-    }
-    chain = [(float(layer), result["chain"][key]) for layer in (layers[0], layers[-1])]
-    ours = Series(name, "held", points["layers"], best)
-    return [ours, Series("untrained encoder", "train", points["random"]), Series(_CHAIN, "base", chain)]
+    points, random = ([(row["layer"], row[key]) for row in result[part]] for part in ("layers", "random"))
+    best = next(point for point in points if point[0] == result["best_layer"])
+    chain = [(float(layer), result["chain"][key]) for layer, _ in (points[0], points[-1])]
+    ours = Series(name, "held", points, best)
+    return [ours, Series("untrained encoder", "train", random), Series(_CHAIN, "base", chain)]

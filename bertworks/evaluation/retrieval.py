@@ -14,14 +14,15 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
-from bertworks.errors import BertworksError, UsageError, as_path
+from bertworks.errors import BertworksError, as_path, expect, require
 from bertworks.events import Event
-from bertworks.inference.embed import normalized
+from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import ReadOptions, as_text
@@ -68,26 +69,22 @@ def read_collection(folder: str | Path) -> Collection:
             other.
     """
     folder = as_path(folder)
-    if not folder.is_dir():
-        raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
+    require(folder.is_dir(), "no such folder", folder, _LAYOUTS)
     is_beir = (folder / "corpus.jsonl").exists()
     documents, queries, judgments = (_read_beir if is_beir else _read_trec)(folder)
     missing, repeated, grades = IssueCounter(), IssueCounter(), Grades()
     first: dict[tuple[str, str], tuple[int, str]] = {}
     for query, document, grade, where in judgments:
         earlier, place = first.setdefault((query, document), (grade, where))
-        if earlier != grade:
-            what = f"query {query}, document {document} has the grade {grade} here and {earlier} in {place}"
-            raise BertworksError(what, where=where, hint="remove the wrong one of the two lines")
+        what = f"query {query}, document {document} has the grade {grade} here and {earlier} in {place}"
+        require(earlier == grade, what, where, "remove the wrong one of the two lines")
         if place != where:
             repeated.add(where)
         elif query in queries and document in documents:
             grades.setdefault(query, {})[document] = grade
         else:
             missing.add(f"query {query}, document {document}")
-    if not grades:
-        what = "there are no documents, no queries, or no judgments of them"
-        raise BertworksError(what, where=str(folder), hint=_LAYOUTS)
+    require(grades, "there are no documents, no queries, or no judgments of them", folder, _LAYOUTS)
     queries = {name: queries[name] for name in grades}
     own = {name for name, text in queries.items() if name in documents and (is_beir or documents[name].endswith(text))}
     return Collection(documents, queries, grades, missing, repeated, own)
@@ -116,9 +113,8 @@ def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, s
     name = fields.get(key, "")
     title, text = (" ".join(fields.get(field, "").split()) for field in ("title", "text"))
     text = text if text.startswith(title) else f"{title} {text}".strip()
-    if not name or name in texts:
-        what = f"the {key} {name!r} occurs twice" if name else f"a {kind} has no {key}: {text[:40]!r}"
-        raise BertworksError(what, where=where, hint=f"give each {kind} its own {key}")
+    what = f"the {key} {name!r} occurs twice" if name else f"a {kind} has no {key}: {text[:40]!r}"
+    require(name and name not in texts, what, where, f"give each {kind} its own {key}")
     texts[name] = text
 
 
@@ -217,8 +213,7 @@ def evaluate_pairs(
         pairs, forward and backward (fractions), intervals (95 %, Wilson), correct (for each pair, both directions).
     """
     pairs, names = read_pairs(files), [*languages]
-    if len(names) not in (0, 2):
-        raise UsageError(f"{len(names)} languages: expected those of the two sides, or none")
+    expect(len(names) in (0, 2), f"{len(names)} languages: expected those of the two sides, or none")
     sides = []
     for texts, name in zip(zip(*pairs, strict=True), names or ["", ""], strict=True):
         source = LazyModel(model, device, name)
@@ -232,12 +227,12 @@ def evaluate_pairs(
         units = [[Example(np.array(one.ids), np.array(one.type_ids), {})] for one in encoded]
         sides.append(normalized(np.concatenate(compute_each(encoder, compute, units, (source.config.hidden_size,)))))
     first, second = sides
-    numbers, blocks = np.arange(len(pairs)), range(0, len(pairs), 1024)
-    directions = {"forward": (first, second), "backward": (second, first)}
-    correct = {
-        name: np.concatenate([(a[n : n + 1024] @ b.T).argmax(1) for n in blocks]) == numbers
-        for name, (a, b) in directions.items()
-    }
+
+    def found(a: Vectors, b: Vectors) -> NDArray[np.bool_]:
+        nearest = [(a[n : n + 1024] @ b.T).argmax(1) for n in range(0, len(a), 1024)]
+        return np.concatenate(nearest) == np.arange(len(a))  # type: ignore[no-any-return]
+
+    correct = {"forward": found(first, second), "backward": found(second, first)}
     figures = {name: float(hits.mean()) for name, hits in correct.items()}
     intervals = {name: wilson_interval(float(hits.sum()), len(hits)) for name, hits in correct.items()}
     shown = {name: hits.tolist() for name, hits in correct.items()}

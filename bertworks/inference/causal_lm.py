@@ -20,7 +20,7 @@ from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, quoted, require
 from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, precision_for, prepared_encoder
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.cache import KeyValueCache
@@ -57,14 +57,12 @@ class CausalModel:
 
     def __init__(self, source: LazyModel, precision: PrecisionOption = "auto"):
         self.tokenizer, self.config, self.where = source.tokenizer, source.config, str(source)
-        if self.config.direction != "left_to_right":
-            what = "this model reads in both directions: it cannot continue texts"
-            mask = self.tokenizer.special_tokens.get("mask_token", "a mask")
-            hint = f'bertworks fill {quoted(source.folder)} "a text with {mask}"'
-            raise BertworksError(what, where=self.where, hint=hint)
-        if source.exported:
-            hint = "load the model that it was exported from"
-            raise BertworksError("an exported model cannot continue texts", where=self.where, hint=hint)
+        what = "this model reads in both directions: it cannot continue texts"
+        mask = self.tokenizer.special_tokens.get("mask_token", "a mask")
+        hint = f'bertworks fill {quoted(source.folder)} "a text with {mask}"'
+        require(self.config.direction == "left_to_right", what, self.where, hint)
+        hint = "load the model that it was exported from"
+        require(not source.exported, "an exported model cannot continue texts", self.where, hint)
         has_head = "lm_head" in component_names(source.state) or self.config.lm_head != "plain"
         network = source.network(_Network, "encoder", *(["lm_head"] if has_head else []))
         self.precision = precision_for(network.encoder, precision)
@@ -102,15 +100,11 @@ class CausalModel:
             UsageError: it is not a string.
             BertworksError: it has no tokens, or the network cannot read it and one more token.
         """
-        if not isinstance(text, str):
-            raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         ids = self.tokenizer.encode(text).ids
         ids = ids[: len(ids) - len(self.tokenizer.template.suffix)]
-        if not ids:
-            raise BertworksError(f"text {number} has no tokens: {text[:60]!r}", hint="begin it with a word")
-        if len(ids) >= self.longest:
-            what = f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with those that it adds"
-            raise BertworksError(what, where=self.where, hint="shorten the text")
+        require(ids, f"text {number} has no tokens: {text[:60]!r}", "", "begin it with a word")
+        what = f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with those that it adds"
+        require(len(ids) < self.longest, what, self.where, "shorten the text")
         return ids
 
 

@@ -18,7 +18,7 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
-from bertworks.errors import BertworksError, UsageError, require
+from bertworks.errors import require
 from bertworks.inference.engine import LazyModel, compute_each, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.metrics.classification import area_under_curve
@@ -95,12 +95,9 @@ def detect(
 
 def _encoded(text: str, t: Tokenizer) -> tuple[Encoding, Ids]:
     """A text, and its tokens without special tokens."""
-    if not isinstance(text, str):
-        raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
     encoding = t.encode(text)
     ids = np.array(encoding.ids[t.template.inner(len(encoding.ids))], np.int64)
-    if not len(ids):
-        raise BertworksError(f"a text has no tokens: {text[:60]!r}", hint="leave it out")
+    require(len(ids), f"a text has no tokens: {text[:60]!r}", "", "leave it out")
     return encoding, ids
 
 

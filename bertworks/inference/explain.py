@@ -24,10 +24,10 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion, read_tokens
 from bertworks.inference.decoding import Answer
-from bertworks.inference.detect import load_discriminator
+from bertworks.inference.detect import Discriminator, load_discriminator
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
@@ -263,41 +263,37 @@ def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int]
 
 
 def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
-    if not 1 <= len(texts) <= 2:
-        raise UsageError(f"{len(texts)} texts: a pre-trained model reads one, or a pair")
-    t = source.tokenizer
-    if "replaced_token" in component_names(source.state):
-        return _discriminated(source, texts, target)
-    fills = "lm_head" in component_names(source.state) and not _continues(source)
-    network = load_masked_lm(source)[0] if fills else None
-    encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
+    expect(1 <= len(texts) <= 2, f"{len(texts)} texts: a pre-trained model reads one, or a pair")
+    t, parts, answer, network = source.tokenizer, component_names(source.state), tuple[tuple[str, str], ...](), None
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
+    notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
     ids, types = (np.array(values, np.int64) for values in (encoding.ids, encoding.type_ids))
     masks = np.flatnonzero(ids == t.mask_id)[:1]
     example = Example(ids, types, {"masked_lm": Target(masks, np.zeros_like(masks))})
+    if "replaced_token" in parts:
+        return _discriminated(load_discriminator(source), t, example, target, notes)
+    if "lm_head" in parts and not _continues(source):
+        network = load_masked_lm(source)[0]
+    encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
     attributed: _Attributed = example, "", None
-    answer: Rows = ()
-    notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
     if network is None:
         notes.append("this model does not fill masks: there is no prediction to attribute")
     elif not len(masks):
         mask = t.special_tokens.get("mask_token", "[MASK]")
-        if target is not None:
-            cut = f": {notes[0]}" if notes else ""
-            raise UsageError(f"the text has no {mask} for the target {target!r}{cut}", hint=f"put {mask} in the text")
+        cut = f": {notes[0]}" if notes else ""
+        expect(target is None, f"the text has no {mask} for the target {target!r}{cut}", hint=f"put {mask} in the text")
         notes.append(f"there is no prediction to attribute: put {mask} in place of a word")
     else:
         attributed, answer = _masked(network, t, example, target)
     return _Prediction(encoder, network and network.scores, attributed, answer, notes)
 
 
-def _discriminated(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
+def _discriminated(
+    network: Discriminator, t: Tokenizer, example: Example, target: str | None, notes: Sequence[str]
+) -> _Prediction:
     """Of an ELECTRA discriminator: the words that were most probably replaced. The log-odds of one of them is
     attributed."""
-    t, network = source.tokenizer, load_discriminator(source)
-    encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
-    ids, types = (np.array(values, np.int64) for values in (encoding.ids, encoding.type_ids))
-    example = Example(ids, types, {"replaced_token": Target(np.zeros(0, np.int64), np.zeros(0, np.int64))})
+    ids = example.input_ids
     with torch.no_grad():
         batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
         probabilities = torch.sigmoid(network.logits(batch)[:, 0].float()).double().cpu().numpy()
@@ -313,7 +309,6 @@ def _discriminated(source: LazyModel, texts: Sequence[str], target: str | None) 
     name = f"“{words[chosen]}” as a replaced word (log-odds)"
     answer = tuple((words[n], f"{probabilities[places[n]]:.1%}") for n in best[:MOST_ANSWERS])
     attributed: _Attributed = example, name, lambda x: x[:, places[chosen], 0]
-    notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
     return _Prediction(network.encoder, network.logits, attributed, answer, notes, replaced=probabilities)
 
 
@@ -325,11 +320,9 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
     token = int(best.indices[0])
     if target is not None:
         ids = t.ids([target])[0]
-        if len(ids) != 1:
-            raise UsageError(f"{target!r} is {len(ids)} tokens: expected a single token of the vocabulary")
+        expect(len(ids) == 1, f"{target!r} is {len(ids)} tokens: expected a single token of the vocabulary")
         (token,) = ids
-        if token == t.unk_id:
-            raise UsageError(f"{target!r} is not in the vocabulary", hint="use another word")
+        expect(token != t.unk_id, f"{target!r} is not in the vocabulary", hint="use another word")
     shown, *best_shown = (t.decode([n], skip_special_tokens=False) for n in [token, *best.indices.tolist()])
     name = f"“{shown}” in place of {t.tokens[t.mask_id]} (log-odds)"
     answer = tuple((text, f"{p:.1%}") for text, p in zip(best_shown, best.values.tolist(), strict=True))
@@ -384,8 +377,7 @@ def _explained(
 
 
 def _label_output(d: TaskConfig, example: Example, label: str) -> _Attributed:
-    if label not in d.labels:
-        raise UsageError(f"the model has no label {label!r}", hint=f"use one of {', '.join(d.labels[:20])}")
+    expect(label in d.labels, f"the model has no label {label!r}", hint=f"use one of {', '.join(d.labels[:20])}")
     number = d.labels.index(label)
     is_independent = d.task == "multilabel"  # the logit of each label is its log-odds
     name = f"the label “{label}” (log-odds)"

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.errors import UsageError, listed, several
+from bertworks.errors import UsageError, expect, listed, several
 from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.io.processes import chunk_by_size
@@ -77,11 +77,19 @@ class SamplingOptions:
             (all(self.stop), "a stop string is empty"),
         ]
         for holds, message in rules:
-            if not holds:
-                raise UsageError(message.format_map(vars(self)))
+            expect(holds, message.format_map(vars(self)))
         if self.temperature == 0 and (self.top_k, self.top_p) != (None, None):
             what = "top_k and top_p change nothing at temperature 0, which takes the most probable token"
             raise UsageError(what, hint="add --temperature 1, or leave them out")
+
+
+def sampling_options(*, stop: Iterable[str] = (), **options: Any) -> SamplingOptions:
+    """The options of `generate`, checked.
+
+    Raises:
+        UsageError: one string and no list of them; see `SamplingOptions`.
+    """
+    return SamplingOptions(stop=tuple(listed(stop, "give a list of strings", "stop string")), **options)
 
 
 def next_token_probabilities(
@@ -311,8 +319,7 @@ def generate(
             the model reads.
     """
     texts = several(texts, "generate(model, [text])")
-    options = SamplingOptions(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        stop=tuple(listed(stop, "give a list of strings", "stop string")),
-    )  # fmt: skip
+    options = sampling_options(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
+    )
     yield from TextGenerator(model, device, precision)(texts, options)

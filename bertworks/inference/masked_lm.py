@@ -19,7 +19,7 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
-from bertworks.errors import BertworksError, UsageError, quoted, several
+from bertworks.errors import BertworksError, expect, quoted, require, several
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods
 from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
@@ -48,10 +48,8 @@ def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple
     if source.config.direction == "left_to_right":
         what = "this model reads from left to right: it continues texts, and cannot predict masked tokens"
         raise BertworksError(what, where=str(source), hint=f'bertworks generate {quoted(source.folder)} "a text"')
-    if source.tokenizer.mask_id < 0:
-        hint = "use a masked language model, such as BERT or RoBERTa"
-        what = "this model has no mask token: it was not trained to predict masked tokens"
-        raise BertworksError(what, where=str(source), hint=hint)
+    what = "this model has no mask token: it was not trained to predict masked tokens"
+    require(source.tokenizer.mask_id >= 0, what, source, "use a masked language model, such as BERT or RoBERTa")
     make = partial(PretrainingModel, objectives={"masked_lm": 1.0})
     return source.network(make, "encoder", "lm_head"), source.tokenizer
 
@@ -90,8 +88,7 @@ class Filler:
             UsageError: k is not positive.
             BertworksError: the text has no mask.
         """
-        if k < 1:
-            raise UsageError(f"k is {k}: expected 1 or more")
+        expect(k >= 1, f"k is {k}: expected 1 or more")
         masked = self.read(text)
         (top_tokens,) = self.top_tokens([masked], k)
         return self.fillings(masked, top_tokens, k)
@@ -103,8 +100,6 @@ class Filler:
             UsageError: it is not a string.
             BertworksError: it has no mask.
         """
-        if not isinstance(text, str):
-            raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         t = self.tokenizer
         encoding = t.encode(text)
         ids = np.array(encoding.ids[t.template.inner(len(encoding.ids))], np.int64)
@@ -199,9 +194,8 @@ def score(
     sentences = several(sentences, "score(model, [text])")
     source = open_model(model, device)
     if source.config.direction == "left_to_right":
-        if within_word:
-            what = "within_word masks pieces of words, but this model reads from left to right and masks nothing"
-            raise UsageError(what, where=str(source), hint="leave --within-word out")
+        what = "within_word masks pieces of words, but this model reads from left to right and masks nothing"
+        expect(not within_word, what, where=source, hint="leave --within-word out")
         yield from log_likelihoods(CausalModel(source, precision), sentences)
         return
     network, tokenizer = load_masked_lm(source)

@@ -21,7 +21,7 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
-from bertworks.errors import BertworksError, UsageError, as_path, names_of
+from bertworks.errors import BertworksError, UsageError, as_path, names_of, require
 from bertworks.events import Event, no_notes
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor
@@ -160,9 +160,8 @@ def results_in(portion: Path) -> bytes:
     Raises:
         BertworksError: the file has changed since it was written.
     """
-    if not is_sealed(portion, portion.name):
-        hint = "run the same command again: this portion is computed again"
-        raise BertworksError("damaged: it is not as it was written", where=str(portion), hint=hint)
+    hint = "run the same command again: this portion is computed again"
+    require(is_sealed(portion, portion.name), "damaged: it is not as it was written", portion, hint)
     return portion.read_bytes()[:-SEAL]
 
 
@@ -306,10 +305,9 @@ def answer_questions(
         BertworksError: the data is not SQuAD, or the model was not fine-tuned on questions.
     """
     predictor = Predictor(model, device=device, precision=precision)
-    if predictor.description.task != "qa":
-        what = f"this model was fine-tuned for {predictor.description.task}, not for answering questions"
-        hint = "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
-        raise BertworksError(what, where=str(model), hint=hint)
+    what = f"this model was fine-tuned for {predictor.description.task}, not for answering questions"
+    hint = "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
+    require(predictor.description.task == "qa", what, model, hint)
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
     for note in predictor.reading.preview(list(islice(items(reader, schema), 2))):

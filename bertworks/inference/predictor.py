@@ -23,7 +23,7 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
 from bertworks.datasets.values import answers_of
-from bertworks.errors import UsageError, as_path, listed, optional_import, some_names
+from bertworks.errors import UsageError, as_path, expect, listed, optional_import, some_names
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
@@ -299,8 +299,7 @@ def _prepare(
         return source.session(option, task=make_task_head(d)), "fp32"
     network = task_network(source, d)
     if network.features is not None:  # they compute the encoder themselves, in fp32
-        if option == "int8":
-            raise UsageError("a model of the recipe `feature_based` has no int8", hint="leave --precision out")
+        expect(option != "int8", "a model of the recipe `feature_based` has no int8", hint="leave --precision out")
         return network, precision_for(network, option)
     encoder, precision = prepared_encoder(network.encoder, option)
     network.encoder = cast(Encoder, encoder)

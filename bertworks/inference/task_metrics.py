@@ -19,7 +19,7 @@ import numpy as np
 
 from bertworks.batching.features import Features
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.datasets.annotations import tag_scheme
+from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Answer
@@ -30,6 +30,7 @@ _CONTENT = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encodi
 TASKS: Mapping[TaskType, Mapping[str, Any]] = _CONTENT["tasks"]
 METRICS = {task: tuple[str, ...](facts["metrics"]) for task, facts in TASKS.items()}
 NAMES: Mapping[str, str] = _CONTENT["names"]
+_AT_ONCE = 1 << 14  # words of which the entities are in memory
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")  # shown in per cent
 
 
@@ -80,11 +81,33 @@ def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare: bool = 
     return list(label) if task == "spans" else [(0, 1, name) for name in _LABEL_NAMES[task](label)]
 
 
-def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[list[Span], list[Span]]]:
-    """The `named_spans` of the label and of the prediction of each item."""
-    sides = [item.label for item in items], [predicted_label(d.task, answer) for answer in answers]
-    named = ([named_spans(d.task, label, d.labels, d.bare_types) for label in side] for side in sides)
-    return list(zip(*named, strict=True))
+def span_pairs(
+    d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]
+) -> Iterator[tuple[list[Span], list[Span]]]:
+    """The `named_spans` of the label and of the prediction of each item; those of each part of many tags."""
+    for item, answer in zip(items, answers, strict=True):
+        sides = item.label, predicted_label(d.task, answer)
+        for part in _parts(d, item, answer):
+            named = (named_spans(d.task, side[part] if part else side, d.labels, d.bare_types) for side in sides)
+            if first := part.start if part else 0:
+                named = ([(first + a, first + b, kind) for a, b, kind in spans] for spans in named)
+            gold, given = named
+            yield gold, given
+
+
+def _parts(d: TaskConfig, item: Item, answer: Answer) -> Iterator[slice | None]:
+    """The words of a tagged item in parts, so that few entities are in memory. No entity is in two of them."""
+    if d.task != "tagging":
+        yield None
+        return
+    gold, given, start = item.label, answer["tags"], 0
+    count, is_free = min(len(gold), len(given)), tag_scheme(tuple(d.labels), d.bare_types) is None
+    while start + _AT_ONCE < count:
+        cuts = range(start + _AT_ONCE, count)
+        end = next((n for n in cuts if is_free or (gold[n] in OUTSIDE and given[n] in OUTSIDE)), count)
+        yield slice(start, end)
+        start = end
+    yield slice(start, None)
 
 
 def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
@@ -135,10 +158,11 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
     if d.task == "qa":
         exact, f1 = zip(*_answer_scores(items, answers))
         return {"f1": intervals.mean_sums(f1), "exact": intervals.mean_sums(exact)}
-    pairs = span_pairs(d, items, answers)
-    counts = count_spans(pairs, d.labels if d.task == "classification" else ())[1]
+    counts = count_spans(span_pairs(d, items, answers), d.labels if d.task == "classification" else ())[1]
+    sizes = [len(list(_parts(d, item, answer))) for item, answer in zip(items, answers, strict=True)]
+    counts = np.add.reduceat(counts, np.cumsum([0, *sizes[:-1]]))
     sums = intervals.count_sums(counts)
-    sums["accuracy"] = intervals.mean_sums([set(gold) == set(given) for gold, given in pairs])
+    sums["accuracy"] = intervals.mean_sums((counts == counts[:, :1]).all((1, 2)).tolist())
     if d.task == "tagging":
         for item, answer in zip(items, answers, strict=True):
             if len(item.label) != len(answer["tags"]):
@@ -238,10 +262,11 @@ def task_results(
     }, wrong
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mistake:
     """One wrong prediction.
 
+    texts: of a tagged text of more than _LONG characters what is around the entity: each of its mistakes has a line.
     kind: the type of mistake, in words; "": it has none.
     score: probability of the prediction, or the difference of a number; None: unknown.
     badness: mistakes of one task are sorted by it.
@@ -324,6 +349,7 @@ def _answers(d: TaskConfig, item: Item, answer: Answer, unit: squad.F1Unit) -> I
 
 def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
     is_by_word, text = d.task == "tagging", " ".join(item.texts)
+    is_long = len(text) > _LONG
     given_spans = answer.get("entities", ())
     scores: dict[Span | None, float] = {(one["start"], one["end"], one["type"]): one["score"] for one in given_spans}
 
@@ -340,8 +366,14 @@ def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mis
         score = scores.get(given)  # a span that is missed has no score
         if is_by_word:
             score = sum(answer["scores"][place[0] : place[1]]) / (place[1] - place[0])
-        badness = 0.5 if score is None else score
-        yield Mistake(item.where, (text,), named(gold), named(given), score, badness, _kind(gold, given))
+        badness, shown = 0.5 if score is None else score, text
+        if is_long:
+            near = slice(max(0, place[0] - _NEAR[is_by_word]), place[1] + _NEAR[is_by_word])
+            shown = f"... {' '.join(item.texts[near]) if is_by_word else text[near]} ..."
+        yield Mistake(item.where, (shown,), named(gold), named(given), score, badness, _kind(gold, given))
+
+
+_LONG, _NEAR = 10_000, (100, 20)  # characters of a text; characters or words on each side of an entity
 
 
 def _kind(gold: Span | None, given: Span | None) -> str:

@@ -18,7 +18,7 @@ from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_mod
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, UsageError, as_path, require, some_names
+from bertworks.errors import BertworksError, as_path, expect, require, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import copy_files
@@ -64,8 +64,7 @@ def convert(source: str | Path, output: str | Path, *, language: str = "") -> It
     # A folder with a config.json is a model folder, whatever else it holds.
     is_folder = is_model_name(source) or (as_path(source, "model") / "config.json").exists()
     if not is_folder and find_checkpoint(Path(source)) is not None:
-        if language:
-            raise UsageError("checkpoints of Google's have no languages", where=str(source))
+        expect(not language, "checkpoints of Google's have no languages", where=source)
         yield from import_checkpoint(source, output)
         return
     refuse_not_empty(as_path(output))

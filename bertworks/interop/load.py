@@ -1,9 +1,10 @@
 """One object with all abilities of a model. Each ability is loaded when it is first used."""
 
+import tomllib
 from collections.abc import Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.resolve import task_folder
@@ -14,7 +15,7 @@ from bertworks.inference.detect import Detection, detect
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import Explanation, explain
-from bertworks.inference.generation import Generation, SamplingOptions, TextGenerator
+from bertworks.inference.generation import Generation, TextGenerator, sampling_options
 from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
@@ -22,18 +23,8 @@ from bertworks.io.tables import Data
 from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]
-_WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do instead
-    "embed": ("its hidden states were not exported", "export it again with --encoder, or load what it was made of"),
-    "explain": ("an exported model gives no attributions", "load the model that it was exported from"),
-    "fill": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
-    "generate": ("it reads in both directions", "use fill, with a mask in the text"),
-    "score": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
-    "detect": (
-        "it has no head for replaced tokens",
-        "load an ELECTRA discriminator: pretrain(..., recipe='electra')",
-    ),
-    "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
-}
+# What is missing, and what to do instead
+_WHY: dict[str, Any] = tomllib.loads(Path(__file__).with_name("abilities.toml").read_text("utf-8"))
 
 
 class LoadedModel:
@@ -102,29 +93,19 @@ class LoadedModel:
         self._check("fill")
         return [self._filler()(text, k) for text in listed(texts, "fill([text])[0]")]
 
-    def generate(
-        self,
-        texts: Iterable[str],
-        *,
-        max_tokens: int = 50,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        stop: Iterable[str] = (),
-    ) -> list[Generation]:
+    def generate(self, texts: Iterable[str], **options: Any) -> list[Generation]:
         """The continuation of each text by a model that reads from left to right: see `bertworks.generate`.
+
+        Args:
+            options: `max_tokens`, `temperature`, `top_k`, `top_p`, `seed` and `stop`, as there.
 
         Raises:
             UsageError: one text and no list; an option outside its range.
             BertworksError: the model reads in both directions; a text without tokens, or with too many.
         """
         self._check("generate")
-        options = SamplingOptions(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-            stop=tuple(listed(stop, "give a list of strings", "stop string")),
-        )  # fmt: skip
-        return list(self._generator()(listed(texts, "generate([text])[0]"), options))
+        chosen = sampling_options(**options)
+        return list(self._generator()(listed(texts, "generate([text])[0]"), chosen))
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
         """The log-likelihood or pseudo-log-likelihood of each sentence: see `bertworks.score`.

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
-from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
 from bertworks.events import Event
 
 _CARD = "README.md"
@@ -40,8 +40,7 @@ def push(
         validate_repo_id(repository)
     except HFValidationError as error:
         raise UsageError(str(error).splitlines()[0], where=repository, hint="give owner/name") from None
-    if "/" not in repository:
-        raise UsageError("the repository has no owner", where=repository, hint=f"give owner/{repository}")
+    expect("/" in repository, "the repository has no owner", where=repository, hint=f"give owner/{repository}")
     model = ModelFolder(folder)
     model.load()
     model.refuse_nested()

@@ -26,7 +26,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bertworks.errors import BertworksError, UsageError, explain_os_errors, require
+from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, require
 from bertworks.io.processes import read_system_file
 
 _COUNTER = itertools.count()
@@ -124,8 +124,7 @@ def refuse_file(folder: Path) -> None:
         UsageError: it is.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise UsageError("there is a file of that name", where=str(existing), hint="choose another folder with -o")
+    expect(existing.is_dir(), "there is a file of that name", where=existing, hint="choose another folder with -o")
 
 
 def refuse_not_empty(folder: Path) -> None:
@@ -148,9 +147,8 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
     target = output.resolve()
     for path in filter(Path.is_absolute, map(Path, inputs)):  # not standard input, or the name of a model
         real = path.resolve()
-        if target in (real, *real.parents):
-            what = f"the output folder contains an input: {path}"
-            raise UsageError(what, where=str(output), hint="-o ANOTHER-FOLDER")
+        what = f"the output folder contains an input: {path}"
+        expect(target not in (real, *real.parents), what, where=output, hint="-o ANOTHER-FOLDER")
         if path in map(Path, corpora) and real.is_dir() and real in target.parents:
             what = f"the output folder lies in the input folder {path}: the output would become part of the text"
             raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")

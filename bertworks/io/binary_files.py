@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, require
+from bertworks.errors import BertworksError, check, require
 from bertworks.io.atomic_write import replacing
 
 _T = TypeVar("_T")
@@ -199,12 +199,10 @@ def read_protobuf(data: bytes | memoryview) -> Protobuf:
         value, at = read_varint(data, at) if kind in (0, 2) else (_FIXED_SIZES.get(kind, len(data)), at)
         if kind != 0:
             piece, at = data[at : at + value], at + value
-            if at > len(data):
-                raise ValueError("not a protobuf message")
+            check(at <= len(data), "not a protobuf message")
             value = piece if kind == 2 else int.from_bytes(piece, "little")
         fields.setdefault(tag >> 3, []).append(value)
-        if len(fields) > _MOST_FIELDS:
-            raise ValueError("more fields than a protobuf message has")
+        check(len(fields) <= _MOST_FIELDS, "more fields than a protobuf message has")
     return fields
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Literal, TypeVar
 
-from bertworks.errors import BertworksError, UsageError, listed, quoted
+from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
@@ -47,8 +47,7 @@ def parse_size(text: str, option: str) -> int:
     """
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     size = int(float(match[1]) * 1024 ** " kmgt".find(match[2] or " ")) if match else 0
-    if size <= 0:
-        raise UsageError(f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
+    expect(size > 0, f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
     return size
 
 
@@ -411,8 +410,7 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
     rows = listed(data, _ROWS_HINT, "row")
     if wrong := [number for number, row in enumerate(rows, 1) if not isinstance(row, Mapping)]:
         raise UsageError(f"row {wrong[0]} is {rows[wrong[0] - 1]!r:.60}, not a dict", hint=_ROWS_HINT)
-    if not rows:
-        raise UsageError("there are no rows", hint=_ROWS_HINT)
+    expect(rows, "there are no rows", hint=_ROWS_HINT)
     return rows
 
 
@@ -424,9 +422,8 @@ def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
     """
     if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
         return data
-    if len(data) % len(columns):
-        what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
-        raise UsageError(what, hint="give all texts of each row, in this order")
+    what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
+    expect(len(data) % len(columns) == 0, what, hint="give all texts of each row, in this order")
     return [dict(zip(columns, row, strict=True)) for row in zip(*[iter(data)] * len(columns), strict=True)]
 
 

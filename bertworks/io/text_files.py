@@ -27,7 +27,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import IO, Any, Literal
 
-from bertworks.errors import BertworksError, UsageError, as_path, explain_os_errors, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, expect, explain_os_errors, quoted
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
@@ -57,18 +57,15 @@ COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], A
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
     ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
-FORMATS: dict[str, Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]] = {  # by suffix
-    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl",
-    ".json": "json", ".parquet": "parquet", ".pq": "parquet", ".txt": "text", ".text": "text",
-    ".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".bioes": "conll",
-}  # fmt: skip
+OTHER_FORMATS = tomllib.loads(Path(__file__).with_name("file_formats.toml").read_text(encoding="utf-8"))
+Format = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]
+FORMATS: dict[str, Format] = OTHER_FORMATS.pop("suffixes")
 _BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
 SOME_ENCODINGS = "cp1252, cp932, euc-kr, gb18030"
 _FREQUENT: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("encodings.toml").read_text("utf-8"))
-OTHER_FORMATS = tomllib.loads(Path(__file__).with_name("other_formats.toml").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -329,9 +326,8 @@ def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]
     if not found and (words or texts):
         return [*words, *texts]
     hint = f"if this is a text: -t {quoted(found[0])}" if found else 'name a file; or give a text: -t "A text"'
-    if len([*words, *texts]) != 1:
-        where = found[0] if found else None
-        raise UsageError("expected one file, or - for standard input, or texts", where=where, hint=hint)
+    where = found[0] if found else None
+    expect(len([*words, *texts]) == 1, "expected one file, or - for standard input, or texts", where=where, hint=hint)
     path = Path(found[0]).expanduser()
     if found[0] != "-" and not path.exists():
         error = nothing_there(path)

@@ -3,7 +3,10 @@
 Labels of whole texts are entities, too: all have the span 0 to 1.
 """
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -11,7 +14,7 @@ from bertworks.datasets.annotations import OUTSIDE, TagScheme
 from bertworks.metrics.intervals import Array, ratio
 
 Span = tuple[int, int, str]  # start, end, type; ends are exclusive
-Spans = Sequence[tuple[Collection[Span], Collection[Span]]]  # gold and predicted ones, of each row
+Spans = Iterable[tuple[Collection[Span], Collection[Span]]]  # gold and predicted ones, of each row
 
 
 def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Array]:
@@ -19,13 +22,15 @@ def count_spans(rows: Spans, types: Sequence[str] = ()) -> tuple[list[str], Arra
 
     types: all of them; (): those that occur, sorted.
     """
-    counted = [(set(gold) & set(given), set(given), set(gold)) for gold, given in rows]
-    names = list(types) or sorted({kind for _, *sides in counted for spans in sides for _, _, kind in spans})
+    sets = ((set(gold), set(given)) for gold, given in rows)
+    three = ((gold & given, given, gold) for gold, given in sets)
+    counted = [[Counter(kind for _, _, kind in spans) for spans in part] for part in three]
+    names = list(types) or sorted({kind for _, *sides in counted for kinds in sides for kind in kinds})
     numbers, counts = {name: number for number, name in enumerate(names)}, np.zeros((len(counted), 3, len(names)))
     for row, parts in zip(counts, counted, strict=True):
-        for count, spans in zip(row, parts, strict=True):
-            for _, _, kind in spans:
-                count[numbers[kind]] += 1
+        for count, kinds in zip(row, parts, strict=True):
+            for kind, times in kinds.items():
+                count[numbers[kind]] = times
     return names, counts
 
 
@@ -39,17 +44,20 @@ def figures_by_type(names: Sequence[str], counts: Array) -> dict[str, dict[str, 
 
 def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:
     """Each gold entity with the prediction that overlaps it most, or None; each other prediction with None."""
-    left = [span for span in dict.fromkeys(given) if span not in set(gold)]
+    both = set(gold) & set(given)
+    left = dict.fromkeys(span for span in given if span not in both)  # in order
+    order = {span: place for place, span in enumerate(left)}
+    ordered = sorted(left)
+    starts, ends = [span[0] for span in ordered], list(accumulate((span[1] for span in ordered), max))
     pairs: list[tuple[Span | None, Span | None]] = []
     for span in dict.fromkeys(gold):
-        if span in given:
-            pairs.append((span, span))
-            continue
-        shared = {other: min(span[1], other[1]) - max(span[0], other[0]) for other in left}
-        best = max((other for other in left if shared[other] > 0), key=shared.__getitem__, default=None)
+        near = ordered[bisect_right(ends, span[0]) : bisect_left(starts, span[1])] if span not in both else ()
+        shared = {other: min(span[1], other[1]) - max(span[0], other[0]) for other in near if other in left}
+        found = (other for other in shared if shared[other] > 0)
+        best = max(found, key=lambda other: (shared[other], -order[other]), default=None)
         if best is not None:
-            left.remove(best)
-        pairs.append((span, best))
+            del left[best]
+        pairs.append((span, span if span in both else best))
     return pairs + [(None, span) for span in left]
 
 

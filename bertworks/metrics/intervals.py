@@ -18,7 +18,6 @@ Rows that belong together (questions on a context, sentences of a document) are 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from bertworks.errors import BertworksError
 Array = NDArray[np.float64]
 SAMPLES = 1000
 FEWEST_GROUPS = 10  # that are resampled as a whole; fewer would show too little of the chance
-_BLOCK = 1 << 24  # numbers in memory at a time
+_BLOCK, _ROWS = 1 << 24, 1 << 15  # numbers, rows of logits in memory at a time
 _Z = 1.959963984540054  # of 95 %
 
 
@@ -78,12 +77,23 @@ def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Inter
     return middle(means)
 
 
+def mean_of_runs(runs: Sequence[RowSums]) -> tuple[float, Interval]:
+    """The mean of several trainings, each measured on the same rows, and its interval."""
+    values = [run.value for run in runs]
+    return float(np.mean(values)), interval_of_mean(values, list(map(resampled, runs)))
+
+
 def paired_difference(metric: RowSums, other: RowSums, groups: Sequence[Hashable] = ()) -> tuple[float, Interval]:
     """metric - other, on the same rows, and the interval of the difference."""
+    both = difference(metric, other)
+    return both.value, middle(resampled(both, groups))
+
+
+def difference(metric: RowSums, other: RowSums) -> RowSums:
+    """metric - other, on the same rows."""
     width = metric.rows.shape[1]
     rows = np.concatenate([metric.rows, other.rows], 1)
-    both = RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
-    return both.value, middle(resampled(both, groups))
+    return RowSums(rows, lambda sums: metric.score(sums[:, :width]) - other.score(sums[:, width:]))
 
 
 def groups_or_rows(groups: Sequence[Hashable]) -> Sequence[Hashable]:
@@ -145,12 +155,8 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
         x, y = numbers[:, wrong[0]]
         raise BertworksError(f"target {x}, prediction {y}: not a number", where=f"row {wrong[0] + 1}")
     squares = mean_sums(np.square(numbers[0] - numbers[1]).tolist())
-    rmse = RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))
-    return {
-        "pearson": _correlation_sums(numbers),
-        "spearman": _correlation_sums(rankdata(numbers, axis=1)),
-        "rmse": rmse,
-    }
+    result = {"pearson": _correlation_sums(numbers), "spearman": _correlation_sums(rankdata(numbers, axis=1))}
+    return result | {"rmse": RowSums(squares.rows, lambda sums: np.sqrt(squares.score(sums)))}
 
 
 def _correlation_sums(numbers: Array) -> RowSums:
@@ -169,10 +175,10 @@ def count_sums(counts: Array) -> dict[str, RowSums]:
     """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels]."""
     rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
 
-    def of_sums(score: Callable[[Array], Array], sums: Array) -> Array:
-        return score(sums.reshape(len(sums), *shape))
+    def metric(score: Callable[[Array], Array]) -> RowSums:
+        return RowSums(rows, lambda sums: score(sums.reshape(len(sums), *shape)))
 
-    return {name: RowSums(rows, partial(of_sums, score)) for name, score in _COUNT_METRICS.items()}
+    return {name: metric(score) for name, score in _COUNT_METRICS.items()}
 
 
 def _macro_f1(counts: Array) -> Array:
@@ -208,20 +214,25 @@ def fit_temperature(logits: Logits, gold: Gold) -> float:
     of predictions that are all right would be 0."""
     from scipy.optimize import minimize_scalar
 
-    x = logits.astype(np.float64)
-
     def loss(log_temperature: float) -> float:
-        return _log_loss(x / math.exp(log_temperature), gold) + log_temperature**2 / 2
+        return _log_loss(logits, math.exp(log_temperature), gold) + log_temperature**2 / 2
 
     return float(math.exp(minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x))
 
 
-def _log_loss(x: Array, gold: Gold) -> float:
+def _log_loss(x: Logits, divisor: float, gold: Gold) -> float:
+    """Of the logits divided by a number, in float64, a block at a time: the words of long texts are many."""
     from scipy.special import log_softmax
 
-    if gold.ndim == 2:
-        return float(np.logaddexp(0, np.where(gold > 0, -x, x)).sum())
-    return -float(np.take_along_axis(log_softmax(x, axis=1), gold[:, None], 1).sum())
+    losses = np.empty(gold.shape)
+    for start in range(0, len(x), _ROWS):
+        part = slice(start, start + _ROWS)
+        some = x[part].astype(np.float64) / divisor
+        if gold.ndim == 2:
+            losses[part] = np.logaddexp(0, np.where(gold[part] > 0, -some, some))
+        else:
+            losses[part] = np.take_along_axis(log_softmax(some, axis=1), gold[part, None], 1)[:, 0]
+    return float(losses.sum()) * (1 if gold.ndim == 2 else -1)
 
 
 def confidences(logits: Logits, gold: Gold, temperature: Array | float = 1.0) -> tuple[Array, Array]:
@@ -232,10 +243,13 @@ def confidences(logits: Logits, gold: Gold, temperature: Array | float = 1.0) ->
     """
     from scipy.special import expit, softmax
 
-    x = logits / np.reshape(np.asarray(temperature, np.float64), (-1, 1))
-    if gold.ndim == 2:
-        return expit(x).ravel(), (gold > 0).astype(np.float64).ravel()
-    return softmax(x, axis=1).max(1), (x.argmax(1) == gold).astype(np.float64)
+    divisors, found, right = np.broadcast_to(np.asarray(temperature, np.float64), len(logits)), [], []
+    for start in range(0, max(1, len(logits)), _ROWS):
+        part = slice(start, start + _ROWS)
+        x = logits[part] / divisors[part, None]
+        found.append(expit(x).ravel() if gold.ndim == 2 else softmax(x, axis=1).max(1))
+        right.append((gold[part] > 0).ravel() if gold.ndim == 2 else x.argmax(1) == gold[part])
+    return np.concatenate(found), np.concatenate(right).astype(np.float64)
 
 
 def expected_calibration_error(

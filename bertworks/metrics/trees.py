@@ -98,13 +98,11 @@ def tree_metrics(
     Args:
         distances: of each sentence [n, n]. depths: of each sentence [n].
     """
-    found = [len(tree.edges & tree.edges_of(matrix)) for tree, matrix in zip(gold, distances, strict=True)]
-    right = [
-        float(tree.counts_for_root and tree.counted[depth[tree.counted].argmin()] == tree.root)
-        for tree, depth in zip(gold, depths, strict=True)
-    ]
+    found, right = list[float](), list[float]()
     of_distances, of_depths = (np.zeros((len(gold), 2, LONGEST + 1)) for _ in range(2))
     for number, (tree, matrix, depth) in enumerate(zip(gold, distances, depths, strict=True)):
+        found.append(len(tree.edges & tree.edges_of(matrix)))
+        right.append(float(tree.counts_for_root and tree.counted[depth[tree.counted].argmin()] == tree.root))
         if tree.counts_for_correlation:
             length = len(tree.depths)
             of_distances[number, :, length] = spearman(matrix, tree.distances).mean(), 1

@@ -7,19 +7,12 @@
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-LIMITS = {  # beyond these a configuration is a mistake or an attack, not a model
-    "vocab_size": 4_000_000,
-    "hidden_size": 65_536,
-    "embedding_size": 65_536,
-    "num_hidden_layers": 1_024,
-    "num_hidden_groups": 1_024,
-    "num_attention_heads": 1_024,
-    "intermediate_size": 524_288,
-    "max_position_embeddings": 1_048_576,
-    "type_vocab_size": 65_536,
-}
+from bertworks.errors import check
+
+_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+LIMITS: dict[str, int] = _TABLES.pop("limits")  # the largest values of fields of a network
 _MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
 
 Head = Literal["pooler", "lm_head", "next_sentence", "sentence_order", "replaced_token"]
@@ -98,8 +91,8 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
             value, least = getattr(self, name), int(name not in _MAY_BE_0)
-            if type(value) is not int or not least <= value <= limit:
-                raise ValueError(f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
+            is_valid = type(value) is int and least <= value <= limit
+            check(is_valid, f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
         rules = [
             (self.hidden_size % self.num_attention_heads == 0,
              "hidden_size {hidden_size} does not divide into {num_attention_heads} attention heads"),
@@ -122,8 +115,7 @@ class EncoderConfig:
              "pooler {pooler!r} with direction 'right_to_left': the last token has read nothing; use 'first_tanh'"),
         ]  # fmt: skip
         for holds, message in rules:
-            if not holds:
-                raise ValueError(message.format_map(vars(self)))
+            check(holds, message.format_map(vars(self)))
 
     @property
     def ffn_size(self) -> int:
@@ -186,12 +178,7 @@ class EncoderConfig:
         return 3 * (self.num_hidden_layers * block + projection - saved + predictions * head)
 
 
-def _read_presets() -> dict[str, EncoderConfig]:
-    """Those of presets.toml. `like` in one names another, of which it takes what it does not have itself."""
-    tables = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
-    return {name: EncoderConfig(**tables.get(table.pop("like", ""), {}) | table) for name, table in tables.items()}
-
-
 BERT = EncoderConfig()
-PRESETS = _read_presets()
+# `like` in a preset names another one, of which it takes what it does not have itself.
+PRESETS = {name: EncoderConfig(**_TABLES.get(table.pop("like", ""), {}) | table) for name, table in _TABLES.items()}
 BERT_SIZES = {name.removeprefix("bert-"): c for name, c in PRESETS.items() if name.startswith("bert-")}

@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from bertworks.errors import check
 from bertworks.models.attention import Attention, Linear, dropout, pad_rows_to_bucket
 from bertworks.models.cache import KeyValueCache, LayerCache
 from bertworks.models.config import EncoderConfig
@@ -58,10 +59,8 @@ class Embeddings(nn.Module):
         Raises:
             ValueError: if there are fewer positions than a sequence needs.
         """
-        if layout.num_positions > self.max_positions:
-            raise ValueError(
-                f"a sequence of {layout.num_positions} tokens, but the model has {self.max_positions} positions"
-            )
+        what = f"a sequence of {layout.num_positions} tokens, but the model has {self.max_positions} positions"
+        check(layout.num_positions <= self.max_positions, what)
         x: Tensor = self.token(input_ids)
         if self.scale != 1:
             x = x * self.scale

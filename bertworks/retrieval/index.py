@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
@@ -18,7 +18,7 @@ import torch
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
-from bertworks.errors import BertworksError, UsageError, as_path, listed, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
@@ -174,8 +174,7 @@ class Index(Documents):
         """
         if not isinstance(query, str):
             raise UsageError(f"expected one query, not {query!r:.60}", hint="search each query on its own")
-        if k < 1:
-            raise UsageError(f"k is {k}: expected 1 or more")
+        expect(k >= 1, f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):
             raise UsageError(f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}")
         reranker = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
@@ -346,10 +345,10 @@ def index_file(
         for portion in portions(islice(rows, done, None), lambda pair: len(pair[1])):
             if not done:
                 yield from index.embedder.examples(((row.where, text) for row, text in portion), *DOCUMENT_PROMPTS)
-            kept = [(row, text) for row, text in portion if text]
+            kept, used = [pair for pair in portion if pair[1]], {id_column, *columns} - {title}
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
-            fields = [_fields(row, {id_column, *columns} - {title}) for row, _ in kept]
+            fields = [{name: row.values[name] for name in row.values if name not in used} for row, _ in kept]
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
@@ -376,10 +375,6 @@ def _done(index: Index, what: str, replaced: int) -> Event:
     more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
     fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced}
     return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
-
-
-def _fields(row: Row, used: Container[str | None]) -> dict[str, Any]:
-    return {name: value for name, value in row.values.items() if name not in used}
 
 
 def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.errors import UsageError, optional_import
+from bertworks.errors import expect, optional_import
 from bertworks.inference.predictor import Predictor
 
 K1, B = 1.2, 0.75  # Lucene's
@@ -88,8 +88,7 @@ def stemmer_of(language: str) -> Any:
     with optional_import("stemming", "snowballstemmer"):
         import snowballstemmer
     names = [name.removesuffix("_stemmer") for _, name, _ in iter_modules(snowballstemmer.__path__) if "_stem" in name]
-    if language not in names:
-        raise UsageError(f"there is no stemmer for {language!r}", hint=f"name one of {', '.join(sorted(names))}")
+    expect(language in names, f"there is no stemmer for {language!r}", hint=f"name one of {', '.join(sorted(names))}")
     module = import_module(f"snowballstemmer.{language}_stemmer")
     return getattr(module, f"{language.title().replace('_', '')}Stemmer")
 
@@ -231,10 +230,9 @@ class Reranker:
     def __init__(self, model: str | Path | Predictor, *, device: str = "auto"):
         self._predictor = model if isinstance(model, Predictor) else Predictor(model, device=device)
         d = self._predictor.description
-        if not fits_pairs(d):
-            what = f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and {len(d.text)} texts"
-            hint = "fine-tune one on pairs (query, text) with two labels, the second for relevant, or with numbers"
-            raise UsageError(what, where=str(self._predictor.folder), hint=hint)
+        what = f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and {len(d.text)} texts"
+        hint = "fine-tune one on pairs (query, text) with two labels, the second for relevant, or with numbers"
+        expect(fits_pairs(d), what, where=self._predictor.folder, hint=hint)
         self._label = d.labels[1] if d.labels else None
 
     def __call__(self, query: str, texts: Sequence[str]) -> Scores:

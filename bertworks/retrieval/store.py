@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
-from bertworks.errors import BertworksError, UsageError, optional_import, quoted
+from bertworks.errors import BertworksError, expect, optional_import, quoted, require
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.io.tables import as_json
@@ -75,11 +75,9 @@ def read_manifest(folder: Path) -> Manifest:
         BertworksError: it is missing or damaged.
     """
     path = folder / MANIFEST
-    if not path.exists():
-        raise BertworksError("no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {quoted(folder)}")
+    require(path.exists(), "no index here", folder, f"bertworks index DOCUMENTS -o {quoted(folder)}")
     content = read_json(path)
-    if content.get("format") != FORMAT:
-        raise BertworksError("an index of another version", where=str(path), hint=_DAMAGED)
+    require(content.get("format") == FORMAT, "an index of another version", path, _DAMAGED)
     try:
         m = Manifest(**{name: value for name, value in content.items() if name not in ("format", "sha256")})
         settings = {"pooling": str, "normalize": bool, "max_length": int, "language": str, "stemmer": str}
@@ -130,9 +128,8 @@ def refuse_documents(folder: Path) -> dict[str, Any]:
     names = sorted(path.name for path in folder.glob("[!.]*"))
     if MANIFEST in names and not (manifest := read_manifest(folder)).segments:
         return {"next_segment": manifest.next_segment, "next_row": manifest.next_row}
-    if names:
-        what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {names[0]}"
-        raise UsageError(what, where=str(folder), hint="name another folder")
+    what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {''.join(names[:1])}"
+    expect(not names, what, where=folder, hint="name another folder")
     return {}
 
 
@@ -194,8 +191,7 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         is_valid = False
-    if not is_valid:
-        raise BertworksError("this is no segment of an index", where=str(path), hint=_DAMAGED)
+    require(is_valid, "this is no segment of an index", path, _DAMAGED)
     return segment
 
 
@@ -341,8 +337,7 @@ class Documents:
             BertworksError: faiss is not installed, or the disk is full.
         """
         with self.changing():
-            if not self.segments:
-                raise UsageError("there are no documents yet", where=str(self.folder), hint="add some first")
+            expect(self.segments, "there are no documents yet", where=self.folder, hint="add some first")
             faiss = _faiss()
             graph = faiss.IndexHNSWFlat(self.manifest.dimension, _GRAPH_LINKS, faiss.METRIC_INNER_PRODUCT)
             for segment in self.segments:
@@ -360,8 +355,7 @@ class Documents:
             BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
         covered, hint = self.manifest.neighbours, f"bertworks index -o {quoted(self.folder)} --approximate"
-        if not covered:
-            raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
+        expect(covered, "there is no graph for approximate search", where=self.folder, hint=hint)
         if self._graph[0] != covered:
             faiss, path = _faiss(), self.folder / GRAPH
             verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}")
@@ -369,9 +363,8 @@ class Documents:
             with suppress(RuntimeError):  # no file, or damage
                 graph = faiss.read_index(str(path))
             shape = self.edges[len(covered)], self.manifest.dimension
-            if not isinstance(graph, faiss.IndexHNSWFlat) or (graph.ntotal, graph.d) != shape:
-                what = "this is no graph of these documents"
-                raise BertworksError(what, where=str(path), hint=f"make it again: {hint}")
+            is_theirs = isinstance(graph, faiss.IndexHNSWFlat) and (graph.ntotal, graph.d) == shape
+            require(is_theirs, "this is no graph of these documents", path, f"make it again: {hint}")
             self._graph = covered, graph
         graph = self._graph[1]
         graph.hnsw.efSearch = max(_GRAPH_WIDTH, k)

@@ -30,12 +30,13 @@ from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
 from bertworks.inference.task_metrics import NAMES, TASKS, format_score, groups_of, interval_of, row_sums
+from bertworks.io.processes import chunk_by_size
 from bertworks.metrics.intervals import paired_difference
 from bertworks.models.encoder import Encoder, meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.text.segmentation import split_sentences
 from bertworks.training.device import InferencePrecision
-from bertworks.training.linear_head import fit_linear_head
+from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.task_heads import combine_vectors
 
 Answers = dict[str, list[Answer | None]]  # by the name of the method; None: of rows that it does not answer
@@ -56,6 +57,7 @@ _MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a b
 _ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens of rows that are encoded to learn from
 _HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
+_AT_ONCE = 1 << 12  # words of which features are in memory
 _MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
 
 
@@ -93,15 +95,18 @@ class FrozenEncoder:
         self._vectors |= zip(new, normalized(vectors), strict=True)
         return np.stack([self._vectors[text] for text in every])
 
-    def predicted_tokens(self, rows: Sequence[Features]) -> Vectors:
-        """float32 [M, width]: the last hidden state of every token from which a label is predicted."""
+    def predicted_tokens(self, rows: Sequence[Features], head: LinearHead | None = None) -> NDArray[np.float32]:
+        """float32 [M, width]: the last hidden state of every token from which a label is predicted; or its logits by a
+        head, [M, outputs]: of a long row the states take far more memory."""
         network, precision = self._network
 
         def compute(batch: Batch) -> Tensor:
             states = network(batch.input_ids, batch.layout, batch.token_type_ids, batch.target.positions)
-            return torch.as_tensor(states[-1])
+            last = torch.as_tensor(states[-1])
+            return last if head is None else torch.from_numpy(head(last.float().cpu().numpy()))
 
-        return np.concatenate(compute_each(network, compute, [row.unit for row in rows], (self.width,), precision))
+        width = self.width if head is None else len(head.bias)
+        return np.concatenate(compute_each(network, compute, [row.unit for row in rows], (width,), precision))
 
 
 def baseline_answers(
@@ -158,7 +163,8 @@ def _predictions(
     if d.task in ("tagging", "spans"):
         some = sample(train, most_tokens, seed)
         yield FEATURES, some, every, _linear(d, some, _counted(some, rows), 3.0)
-        yield FROZEN, fewer, numbers, _linear(d, fewer, list(map(encoder.predicted_tokens, (fewer, new))))
+        head = fit_linear_head(make_task_head(d), encoder.predicted_tokens(fewer), _all_targets(fewer))
+        yield FROZEN, fewer, numbers, encoder.predicted_tokens(new, head)
         return
     some = sample(train, most_terms, seed)
     yield WORDS, some, every, _linear(d, some, _bags(some, rows), 10.0)
@@ -197,6 +203,10 @@ def _targets(row: Features) -> NDArray[Any]:
     return np.concatenate([example.target.labels for example in row.unit])
 
 
+def _all_targets(rows: Sequence[Features]) -> NDArray[Any]:
+    return np.concatenate(list(map(_targets, rows)))
+
+
 def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
     """The first texts, and the second ones of pairs; their beginnings where they are very long."""
     return list(zip(*([text[:_LONGEST_TEXT] for text in row.item.texts] for row in rows), strict=True))
@@ -213,7 +223,7 @@ def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
     if d.task == "choice":
         votes = np.bincount([row.item.label for row in train], minlength=d.num_choices).astype(np.float32)
         return np.tile(votes, count // d.num_choices)[:, None]
-    y = np.concatenate(list(map(_targets, train)))
+    y = _all_targets(train)
     if d.task == "regression":
         return np.full((count, 1), y.mean(), np.float32)
     if d.task == "multilabel":
@@ -228,10 +238,11 @@ def _linear(d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], stren
     """The logits of a linear model for new rows.
 
     Args:
-        pair: features of the training rows and of the new ones, as NumPy or SciPy matrices.
+        pair: features of the training rows and of the new ones, as NumPy or SciPy matrices; the new ones may be an
+            iterator over blocks.
         strength: of SciPy matrices, the inverse of the penalty.
     """
-    (x, new), y = pair, np.concatenate(list(map(_targets, train)))
+    (x, new), y = pair, _all_targets(train)
 
     def learned(rows: Any, labels: NDArray[Any], others: Any) -> Logits:
         if isinstance(rows, np.ndarray):
@@ -265,9 +276,11 @@ def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float) -
         p = OneVsRestClassifier(model).fit(x, y.astype(np.int64)).predict_proba(new)[:, -y.shape[1] :]
         return np.asarray(logit(p).clip(_ABSENT, -_ABSENT), np.float32)
     fitted = (model if len(np.unique(y)) > 1 else DummyClassifier()).fit(x, y)
-    found = np.full((new.shape[0], len(d.labels)), _ABSENT, np.float32)
-    found[:, fitted.classes_] = fitted.predict_log_proba(new).clip(_ABSENT)
-    return found
+    blocks = [np.empty((0, len(d.labels)), np.float32)]
+    for block in new if isinstance(new, Iterator) else [new]:
+        blocks.append(np.full((block.shape[0], len(d.labels)), _ABSENT, np.float32))
+        blocks[-1][:, fitted.classes_] = fitted.predict_log_proba(block).clip(_ABSENT)
+    return np.concatenate(blocks)
 
 
 def _vectorizer(texts: Collection[str]) -> Any:
@@ -292,12 +305,14 @@ def _bags(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
 
 
 def _counted(train: Sequence[Features], held_out: Sequence[Features]) -> list[Any]:
-    """Of every predicted word or token: itself, its ends and shape, and its neighbours."""
+    """Of every predicted word or token: itself, its ends and shape, and its neighbours. Those of the held-out rows are
+    an iterator over blocks: they take twenty times the memory of the words."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     words, new = (chain.from_iterable(map(_features_of_words, rows)) for rows in (train, held_out))
     vectorizer = CountVectorizer(analyzer=lambda features: features, dtype=np.float64)
-    return [vectorizer.fit_transform(words), vectorizer.transform(new)]
+    learned = vectorizer.fit_transform(words)
+    return [learned, (vectorizer.transform(block) for block in chunk_by_size(new, _AT_ONCE, lambda _: 1))]
 
 
 def _features_of_words(row: Features) -> Iterator[list[str]]:

@@ -24,7 +24,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.tables import Data, ReadOptions, stored
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe
@@ -234,9 +234,8 @@ def _vectors(schema: Schema, recipe: FinetuneRecipe, method: Method) -> Sentence
         UsageError: the method does not apply to the task, or to the recipe.
     """
     known = methods_of(schema)
-    if method != "auto" and method not in known:
-        what = f"the method {method!r} is not for {schema.task}" + " of single texts" * (len(schema.text) == 1)
-        raise UsageError(what, hint=f"use --method {' or '.join(known)}")
+    what = f"the method {method!r} is not for {schema.task}" + " of single texts" * (len(schema.text) == 1)
+    expect(method in ("auto", *known), what, hint=f"use --method {' or '.join(known)}")
     if method in ("frozen", "cosine") and recipe.lstm_units:
         raise UsageError(f"the method {method!r} has no LSTM, and the recipe has lstm_units", hint="leave --recipe out")
     if method in ("auto", "full") or schema.task in ("tagging", "spans"):
@@ -281,9 +280,8 @@ def _num_choices(data: LabelledData) -> int:
     places = {item.where: len(item.texts) - 1 for item in (*data.train, *data.dev)}
     most = Counter(places.values()).most_common(1)[0][0]
     for where, number in places.items():
-        if number != most:
-            what = f"{number} choices, where most rows have {most}"
-            raise BertworksError(what, where=where, hint="give every row the same number of choices")
+        what = f"{number} choices, where most rows have {most}"
+        require(number == most, what, where, "give every row the same number of choices")
     return most
 
 

@@ -5,9 +5,10 @@
 """
 
 import math
+import tomllib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import chain, islice
@@ -32,6 +33,7 @@ from bertworks.runs.data_splits import LabelledData, Validation, describe_task, 
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
+WARNINGS = tomllib.loads(Path(__file__).with_name("data_warnings.toml").read_text(encoding="utf-8"))
 BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
 NUM_EXAMPLES = 2  # words that are named
 SHOWN_LABELS = 8
@@ -294,47 +296,41 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
 def _row_warnings(report: DatasetReport) -> Iterator[str]:
     """Problems of copies, the worst first, and of labels."""
     copies, leaked, conflicts, labels = report.copies, report.leaked, report.conflicts, report.labels
-    if leaked.count:
-        what = f"{leaked.count:,} rows of dev ({leaked.count / report.dev:.1%}) are in train as well"
-        yield f"{what} ({leaked.places[0]}): the scores will be too good; remove the copies"
-    if conflicts.count:
-        what = f"{conflicts.count:,} rows have the text of another row and a different label"
-        yield f"{what} ({conflicts.places[0]}): no model can predict both"
-    if copies.count > MANY_COPIES * report.train:
-        yield f"{copies.count:,} rows of train are copies of others ({copies.places[0]})"
-    if missing := [name for name, (train, dev) in labels.items() if dev and not train]:
-        yield f"labels of dev that are not in train cannot be learned: {some_names(map(repr, missing))}"
-    if rare := [name for name, (train, _) in labels.items() if 0 < train < RARE]:
-        yield f"labels with fewer than {RARE} examples in train, too few to learn well: {some_names(map(repr, rare))}"
-    if not_in_dev := [name for name, (train, dev) in labels.items() if train and not dev]:
-        yield f"labels that are not in dev cannot be evaluated: {some_names(map(repr, not_in_dev))}"
-    counts = [(n, name) for name, (n, _) in labels.items() if n]
-    if report.task == "classification" and len(counts) > 1 and counts[0][0] >= UNBALANCED * counts[-1][0]:
-        (most, frequent), (least, rarest) = counts[0], counts[-1]
-        what = f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r}"
-        yield f"{what} is right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
+    counts = [(n, name) for name, (n, _) in labels.items() if n] or [(0, "")]
+    (most, frequent), (least, rarest) = counts[0], counts[-1]
+    found = {
+        "leaked": leaked.count,
+        "conflicts": conflicts.count,
+        "copies": copies.count > MANY_COPIES * report.train,
+        "missing": [name for name, (train, dev) in labels.items() if dev and not train],
+        "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
+        "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
+        "unbalanced": report.task == "classification" and most > least and most >= UNBALANCED * least,
+    }
+    names = {key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)}
+    shown = {"leaked_share": leaked.count / report.dev, "share": most / report.train, "times": most / max(1, least)}
+    yield from _warnings(found, report=report, rarest=rarest, frequent=frequent, few=RARE, **names, **shown)
+
+
+def _warnings(found: Mapping[str, object], **shown: Any) -> Iterator[str]:
+    """The warnings that apply, in words. found: by their names, in their order. shown: values in them."""
+    yield from (WARNINGS[name].format_map(shown) for name, applies in found.items() if applies)
 
 
 def _text_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
     """Problems of too long texts, of too few texts, and of the tokenizer with their language."""
-    lengths = report.lengths
-    too_long = lengths.too_long / sum(lengths.counts)
-    if not lengths.windows and too_long > MANY_LONG:
-        limit = f"the model reads {lengths.max_length} tokens"
-        yield f"{too_long:.0%} of the rows lose their end: {limit}; put what matters at the beginning"
-    if report.train < FEW_TRAIN:
-        yield f"few training rows ({report.train}): scores differ much between seeds"
-    if report.dev < FEW_DEV:
-        margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
-        about = f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}"
-        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {about}"
-    if report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES:
-        fit = f"{report.pieces:.1f} tokens per word, {report.unknown:.1%} unknown"
-        yield f"the model's vocabulary does not fit these texts ({fit}): name a model for their language with --model"
+    too_long = report.lengths.too_long / sum(report.lengths.counts)
+    margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
     with_capitals = sum(text != text.lower() for text in texts)
-    if tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2:
-        yield "the model is uncased, and capitals help to find names: try a cased model"
     voiced = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
     plain = unicodedata.normalize("NFD", voiced)[:1]
-    if voiced and tokenizer.ids([voiced]) == tokenizer.ids([plain]):
-        yield f"the model reads {voiced} as {plain}: it is not for Japanese"
+    found = {
+        "too_long": not report.lengths.windows and too_long > MANY_LONG,
+        "few_train": report.train < FEW_TRAIN,
+        "few_dev": report.dev < FEW_DEV,
+        "vocabulary": report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES,
+        "uncased": tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2,
+        "japanese": voiced and tokenizer.ids([voiced]) == tokenizer.ids([plain]),
+    }
+    about = f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}"
+    yield from _warnings(found, report=report, too_long=too_long, about=about, voiced=voiced, plain=plain)

@@ -8,7 +8,7 @@ import math
 import shutil
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +28,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import UsageError, as_path, names_of, quoted
+from bertworks.errors import UsageError, as_path, expect, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference import task_metrics
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
@@ -39,14 +39,13 @@ from bertworks.metrics import intervals
 from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
-from bertworks.runs.joint_job import JointJob, JointRequest
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
-from bertworks.training.device import choose_device, disable_heap_trim
+from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 
 BUDGET_RESERVE = 0.15  # of a budget, for simple methods, evaluations, saving and a machine that gets slower
@@ -55,7 +54,8 @@ FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
 Baselines = dict[Hashable, Answers]  # by fold and task
-Job = TypeVar("Job", FinetuneJob, JointJob)
+Job = TypeVar("Job", bound=FinetuneJob)
+End = tuple[str, dict[str, Any], FinetuneRecipe]  # the last message, its fields, the recipe that was used
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
@@ -84,23 +84,24 @@ def finetune_events(
         job = FinetuneJob(one, device_, recipe, data)
         return _fit_budget(job, seconds_of(one.budget), begin, processes) if one.budget and recipe is None else job
 
-    yield from finetuning(output, request, device_, overwrite, make_job, partial(_train, baselines=baselines))
+    train = partial(_train, baselines=baselines)
+    yield from finetuning(output, request.content(), request.paths, device_, overwrite, make_job, train)
 
 
 def finetuning(
-    output: Path, request: FinetuneRequest | JointRequest, device: torch.device, overwrite: bool,
+    output: Path, content: Mapping[str, Any], paths: Sequence[str], device: torch.device, overwrite: bool,
     make_job: Callable[[FinetuneRecipe | None, int], Job],
-    train: Callable[[Job, Path, torch.device, Processes], Iterator[Event]],
+    train: Callable[[Job, Path, torch.device, Processes], Generator[Event, None, End | None]],
 ) -> Iterator[Event]:  # fmt: skip
     """The events of a request in its folder, by one or several processes; those of a finished one are the last alone.
 
     Args:
+        content, paths: of the request.
         make_job: from the recipe of a run that is resumed, or None, and the number of processes.
-        train: trains, and writes the last event to FINISHED.
+        train: trains; the first process gets the end.
     """
-    content = request.content()
     with training_processes(device) as processes:
-        refuse_nested(output, request.paths)
+        refuse_nested(output, paths)
         if not processes.first:
             processes.meet(output)  # the first process has created the folder by then, or seen that the run is finished
         resumes = check_same_request(output, content, overwrite and processes.first)
@@ -112,7 +113,14 @@ def finetuning(
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
                     write_text(recipe_file, dump_recipe(job.recipe))
-                yield from train(job, output, device, processes)
+                disable_heap_trim()
+                if end := (yield from train(job, output, device, processes)):
+                    text, fields, recipe = end
+                    write_json(output / FINISHED, {"text": text, "fields": fields})
+                    write_text(recipe_file, dump_recipe(recipe))  # of the method that is used
+                    for name in ("checkpoints", FOLDER):  # a finished run is not resumed
+                        shutil.rmtree(output / name, ignore_errors=True)
+                processes.wait()
         elif processes.first:
             processes.meet(output)
         done = read_json(output / FINISHED)
@@ -128,11 +136,10 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
     recipe = job.recipe
     seconds = forecast(job, job.device, processes) * trainings(job) / recipe.epochs  # of an epoch
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
-    if seconds > left:
-        needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
-        frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
-        what = f"a budget of {duration(budget)} is too short: an epoch takes about {duration(seconds)} on this machine"
-        raise UsageError(what, hint=f"--budget {needed}m{frozen}")
+    needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
+    frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
+    what = f"a budget of {duration(budget)} is too short: an epoch takes about {duration(seconds)} on this machine"
+    expect(seconds <= left, what, hint=f"--budget {needed}m{frozen}")
     if seconds * recipe.epochs <= left:  # 0 seconds: a linear head
         return job
     epochs = int(left / seconds)
@@ -142,10 +149,9 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
 
 def _train(
     job: FinetuneJob, output: Path, device: torch.device, processes: Processes, baselines: Baselines | None
-) -> Iterator[Event]:
+) -> Generator[Event, None, End | None]:
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
     survey, seconds, methods = job.data_report.as_dict(), 0.0, compared_methods(job)
-    disable_heap_trim()
     if processes.first:
         write_json(output / "data.json", survey)
         # Before the first step that all processes compute together.
@@ -159,17 +165,12 @@ def _train(
         done = _fit(job, output)
     else:
         done = yield from forward_events(TrainingRun(output, job, device, processes).events())
-    if processes.first:
-        result, text = evaluate_on_dev(job, output, device, methods, baselines)
-        score = result["figures"][job.metric]
-        results = {"figures": result["figures"], "metric": job.metric, "score": score, "method": job.method}
-        results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
-        content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
-        write_json(output / FINISHED, content)
-        write_text(output / "recipe.toml", dump_recipe(job.recipe))  # of the method that is used
-        for name in ("checkpoints", FOLDER):  # a finished run is not resumed
-            shutil.rmtree(output / name, ignore_errors=True)
-    processes.wait()
+    if not processes.first:
+        return None
+    result, text = evaluate_on_dev(job, output, device, methods, baselines)
+    results = {name: result[name] for name in ("figures", "metric", "score")} | {"method": job.method}
+    results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
+    return text, done.fields | results | {"best": done.fields["best"] or {}}, job.recipe
 
 
 def _fit(job: FinetuneJob, output: Path) -> Event:
@@ -197,6 +198,7 @@ def evaluate_on_dev(
         BertworksError: the model cannot be read, or the disk is full.
     """
     logits, chosen = job.validated or (job.dev_logits(folder, device), None)
+    trim_heap()  # what follows is made of small objects, which find no place in the memory of the batches
     d, answers, reliability = fit_outputs(job.description, job.dev, logits)
     if chosen is not None:  # the score is that of methods that other rows chose
         answers = fit_outputs(job.description, job.dev, chosen)[1]
@@ -217,6 +219,8 @@ def evaluate_on_dev(
         "weights_sha256": weights_sha256(folder),
         **results,
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
+        "metric": job.metric,
+        "score": results["figures"][job.metric],
         "calibration": reliability,
         "baselines": compared,
         "resamples": np.round(samples, 6).tolist(),
@@ -358,9 +362,8 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
     given = add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
     refuse_unused(method := options.get("method", "auto"), parse_overrides(given))
     if teacher := options.get("teacher"):
-        if method not in ("auto", "full"):
-            what = f"the method {method!r} does not use --teacher"
-            raise UsageError(what, hint="leave out --teacher; or --method full")
+        what = f"the method {method!r} does not use --teacher"
+        expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
         folder = as_path(teacher, "teacher")
         options |= {"method": "full", "teacher": absolute(folder) if folder.is_dir() else str(teacher)}
     model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
@@ -429,11 +432,20 @@ def finetune(
     """
     names = FinetuneRequest.__dataclass_fields__.keys() | _SETTINGS.keys()
     options = {name: value for name, value in locals().items() if name in names}
-    request = make_finetune_request(**options)
+    run = partial(finetune_events, request=make_finetune_request(**options), device=device, overwrite=overwrite)
+    return open_trained(run, output, [""], device, progress)[0]
+
+
+def open_trained(
+    run: Callable[[str | Path], Iterator[Event]], output: str | Path | None, folders: Iterable[str], device: str,
+    progress: bool | None,
+) -> list[Predictor]:  # fmt: skip
+    """The models that a run has written into these folders of its output; None: a temporary one, deleted with them."""
     with ExitStack() as stack:
         if output is None:
             output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
-        show_progress(finetune_events(output, request, device=device, overwrite=overwrite), progress)
-        predictor = Predictor(output, device=device)
-        weakref.finalize(predictor, stack.pop_all().close)
-    return predictor
+        show_progress(run(output), progress)
+        models, kept = [Predictor(Path(output) / folder, device=device) for folder in folders], stack.pop_all()
+    for model in models:
+        weakref.finalize(model, kept.close)
+    return models

@@ -34,17 +34,12 @@ from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_teacher import TaskTeacher, with_layers
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
+from bertworks.training import recipe as recipes
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
 from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.objectives import TrainableModel
-from bertworks.training.recipe import (
-    FinetuneRecipe,
-    default_max_length,
-    load_finetune_recipe,
-    resolve_fitted,
-    resolve_recipe,
-)
+from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.training.vocab_subset import VocabSubset
 
@@ -137,7 +132,7 @@ def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe
     """The recipe of a request, with its seed and a precision."""
     given = {"precision": request.precision, "seed": request.seed}
     overrides = (f"{name}={value}" for name, value in given.items() if value is not None)
-    recipe = load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
+    recipe = recipes.load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
     return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
 
 
@@ -210,7 +205,7 @@ class FinetuneJob:
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
         self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
-        recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
+        recipe = replace(recipe, max_length=recipes.default_max_length(recipe, c.max_position_embeddings))
         self.request, self.device, self.method = request, device, request.method
         self.description = d = describe_task(self.data, recipe, request.method)
         _check_network(request.model, c, d.task, recipe)
@@ -223,8 +218,8 @@ class FinetuneJob:
         self.head = _own_head(folder, self.model, d, request) if name in (self.joint or {name}) else None
         labels = len(d.labels) if d.task in ("classification", "multilabel") else 0
         recipe = recipe if d.task == "qa" and self.head is None else replace(recipe, cloze_steps=0)
-        recipe = resolve_recipe(recipe, len(self.groups), c, labels)
-        self.recipe = recipe = resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
+        recipe = recipes.resolve_recipe(recipe, len(self.groups), c, labels)
+        self.recipe = recipe = recipes.resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
         self.precision = cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
@@ -300,7 +295,7 @@ class FinetuneJob:
             return self
         recipe = self.recipe
         if method == "cosine":
-            recipe = resolve_fitted(recipe, _recipe_of(self.request, self.device))
+            recipe = recipes.resolve_fitted(recipe, _recipe_of(self.request, self.device))
         return FinetuneJob(replace(self.request, method=method), self.device, recipe, self.data, self.source)
 
     def fold(self, number: int) -> "FinetuneJob":
@@ -403,6 +398,7 @@ class FinetuneJob:
             network, state = self.network(), ModelFolder(folder).load(needs={"encoder"}).state
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
+            del state  # before the batches: it is as large as they are
             self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)
         return self._saved
 

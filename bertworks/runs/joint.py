@@ -1,36 +1,158 @@
-"""Several labelled data sets -> one encoder with a head for each, in one call that can be repeated."""
+"""Several labelled data sets -> one encoder with a head for each (MT-DNN, Liu et al. 2019), in one call that can be
+repeated.
 
-import shutil
-import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict
+- `JointJob`: what such a fine-tuning trains, and how it is evaluated
+- `joint_events`: the run, as events; `finetune_joint`: the same, returning a `Predictor` for each task
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from statistics import fmean
+from typing import Any, cast
 
 import torch
+from torch import nn
 
+from bertworks.batching.batch import Batch, BatchTarget, joint_sizes, joint_step
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.config import option_of
-from bertworks.errors import UsageError, as_path
-from bertworks.events import Event, duration, forward_events, show_progress
+from bertworks.errors import BertworksError, UsageError, as_path, expect
+from bertworks.events import Event, duration, forward_events
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import write_json, write_text
+from bertworks.inference.task_metrics import format_metrics
+from bertworks.io.atomic_write import write_text
 from bertworks.io.tables import Data
-from bertworks.runs.finetune import FINISHED, evaluate_on_dev, finetuning, make_finetune_request
-from bertworks.runs.finetune_job import forecast, task_name
-from bertworks.runs.joint_job import JointJob, JointRequest
+from bertworks.runs.finetune import End, evaluate_on_dev, finetuning, make_finetune_request, open_trained
+from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, task_name
 from bertworks.runs.processes import Processes
-from bertworks.runs.report import joint_card
+from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.training_run import TrainingRun
-from bertworks.training.device import choose_device, disable_heap_trim
+from bertworks.training.device import choose_device
+from bertworks.training.objectives import TrainableModel
+from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
+from bertworks.training.task_heads import JointModel, TaskModel
+from bertworks.training.vocab_subset import VocabSubset
 
 # Options of one data set, and their values that mean nothing
 _OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(("dev", "task", "text", "label", "group", "metric"), (None, ()))
 _OF_ONE |= {"budget": (None,), "method": ("auto", "full"), "validation": ("auto", "split"), "sweep": (None, ())}
 _OF_ONE |= {"seeds": (1,), "folds": (0,), "teacher": (None,)}
+
+
+@dataclass(frozen=True)
+class JointRequest:
+    """The request of a user, see `FinetuneRequest`.
+
+    tasks: that of each task, by name, in the order of the data; they differ only in their data.
+    mix: see `batching.batch.joint_step`.
+    """
+
+    tasks: Mapping[str, FinetuneRequest]
+    mix: float = 0.0
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(path for one in self.tasks.values() for path in one.paths)
+
+    def content(self) -> dict[str, Any]:
+        return {"joint": {name: one.content() for name, one in self.tasks.items()}, "mix": self.mix}
+
+
+class JointJob(FinetuneJob):
+    """Several fine-tunings of one encoder, for a `TrainingRun`. Each step is a batch of one task.
+
+    jobs: that of each task, by name. They share the encoder, and the rows of its embedding matrix.
+    """
+
+    def __init__(self, request: JointRequest, device: torch.device, recipe: FinetuneRecipe | None = None):
+        """Reads and checks everything that a request names. recipe: as in `FinetuneJob`."""
+        self.mix, self.jobs = request.mix, dict[str, FinetuneJob]()
+        for name, one in request.tasks.items():
+            _check(recipe or load_finetune_recipe(one.recipe, one.overrides))
+            others = [job for job in self.jobs.values() if not job.joint]  # with the same model
+            try:
+                self.jobs[name] = FinetuneJob(one, device, recipe, source=others[0].source if others else None)
+            except BertworksError as error:
+                raise type(error)(f"task {name}: {error.what}", where=error.where, hint=error.hint) from error
+        jobs = [*self.jobs.values()]
+        self.recipe = recipe = jobs[0].recipe
+        self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
+        self.precision, self.keeps, self.model_name = jobs[0].precision, recipe.select, jobs[0].model_name
+        self.metric, self.evaluates = "score", True
+        self.sizes = [job.train_batches.steps_per_epoch for job in jobs]
+        self.steps_per_epoch = sum(joint_sizes(self.sizes, self.mix))
+        self.num_steps = recipe.epochs * self.steps_per_epoch
+        self.evaluate_every = max(1, self.steps_per_epoch // recipe.evaluations)
+        self.groups = min((job.groups for job in jobs), key=len)
+        units = [unit for job in jobs for unit in (*job.groups, *job.dev_units)]
+        subset = VocabSubset(units, jobs[0].model.config.vocab_size)
+        for job in jobs:
+            job.vocab_subset, job.config = subset, replace(job.config, vocab_size=len(subset.ids))
+
+    def blank(self) -> JointModel:  # type: ignore[override]
+        return JointModel({name: job.blank() for name, job in self.jobs.items()})
+
+    def begin(self) -> tuple[JointModel, list[str]]:  # type: ignore[override]
+        models, notes = dict[str, TaskModel](), list[str]()
+        for name, job in self.jobs.items():
+            models[name], some = job.begin()
+            notes += [f"task {name}: {note}" for note in some]
+        return JointModel(models), notes
+
+    def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
+        each = {name: job.batches(plans, rank, size, note) for name, job in self.jobs.items()}
+        names = [*each]
+
+        def batches(step: int) -> list[Batch]:
+            task, number = joint_step(step, self.sizes, self.mix, self.seed)
+            name = names[task]
+            return [replace(batch, targets={name: BatchTarget(*batch.target)}) for batch in each[name](number)]
+
+        return batches
+
+    def evaluate(self, network: TrainableModel) -> dict[str, float]:
+        """The figures of each task as "name/figure"; "score" is the mean of their metrics."""
+        each = {name: job.evaluate(cast(JointModel, network).task(name)) for name, job in self.jobs.items()}
+        score = fmean(each[name][job.metric] for name, job in self.jobs.items())
+        figures = {f"{name}/{figure}": value for name, some in each.items() for figure, value in some.items()}
+        return {"loss": fmean(one["loss"] for one in each.values()), "score": score, **figures}
+
+    def of_task(self, name: str, figures: Mapping[str, float]) -> dict[str, float]:
+        """The figures of a task, under their own names."""
+        start = f"{name}/"
+        return {key.removeprefix(start): value for key, value in figures.items() if key.startswith(start)}
+
+    def describe(self, figures: Mapping[str, float]) -> str:
+        return "; ".join(f"{name}: {format_metrics(self.of_task(name, figures))}" for name in self.jobs)
+
+    def flops_per_token(self, step: int) -> float:
+        return fmean(job.flops_per_token(step) for job in self.jobs.values())
+
+    @property
+    def survey(self) -> str:
+        """What is known of the data of each task, for people."""
+        return "\n".join(f"task {name}\n{job.data_report}" for name, job in self.jobs.items())
+
+    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
+        """Writes a model folder of each task; the first one has the file of the encoder."""
+        for name, job in self.jobs.items():
+            job.shared = folder / TASKS / next(iter(self.jobs))
+            figures = self.of_task(name, facts["evaluation"])
+            job.save(folder / TASKS / name, cast(JointModel, network).task(name), {**facts, "evaluation": figures})
+
+    def report(self, folder: Path, results: str = "") -> Path:
+        return write_task_report(folder, self.metric, f"{results}{self.survey}", None)
+
+
+def _check(recipe: FinetuneRecipe) -> None:
+    """Raises UsageError if a recipe is not for several tasks."""
+    if recipe.epochs == 0:
+        raise UsageError(f"the recipe {recipe.title} has no number of epochs for several tasks", hint="--epochs 5")
+    for name in ("lstm_units", "cloze_steps", "lm_weight"):
+        expect(getattr(recipe, name) <= 0, f"{name} is for one task, not for several", hint=f"--set {name}=0")
 
 
 def make_joint_request(
@@ -50,16 +172,13 @@ def make_joint_request(
         if options.pop(name, None) not in (*neutral, None):
             word = option_of(name)
             raise UsageError(f"{word} is for one data set, not for a joint fine-tuning", hint=f"leave out {word}")
-    if not 0 <= mix < 1e6:
-        raise UsageError(f"mix is {mix}: expected 0 or more", hint="--mix 1")
+    expect(0 <= mix < 1e6, f"mix is {mix}: expected 0 or more", hint="--mix 1")
     pairs = [*data.items()] if isinstance(data, Mapping) else [(task_name(str(one)), one) for one in data]
-    if len(pairs) < 2:
-        raise UsageError("a joint fine-tuning needs two or more data sets", hint="leave out --joint")
+    expect(len(pairs) >= 2, "a joint fine-tuning needs two or more data sets", hint="leave out --joint")
     tasks = {}
     for name, one in pairs:
-        if name in tasks:
-            what = f"two data sets have the name {name!r}, which is that of their file or folder"
-            raise UsageError(what, hint="rename one of them")
+        what = f"two data sets have the name {name!r}, which is that of their file or folder"
+        expect(name not in tasks, what, hint="rename one of them")
         if not name or Path(name).name != name or name.startswith("."):
             raise UsageError(f"{name!r} is not a name of a task: expected one that a folder can have")
         tasks[name] = make_finetune_request(one, **{"recipe": "mt-dnn", **options}, method="full", validation="split")
@@ -75,14 +194,17 @@ def joint_events(
         UsageError, BertworksError: as `finetune_events`.
     """
     output, device_ = as_path(output, "output folder"), choose_device(device)
-    yield from finetuning(
-        output, request, device_, overwrite, lambda recipe, _: JointJob(request, device_, recipe), _train
-    )
+
+    def make_job(recipe: FinetuneRecipe | None, _: int) -> JointJob:
+        return JointJob(request, device_, recipe)
+
+    yield from finetuning(output, request.content(), request.paths, device_, overwrite, make_job, _train)
 
 
-def _train(job: JointJob, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
+def _train(
+    job: JointJob, output: Path, device: torch.device, processes: Processes
+) -> Generator[Event, None, End | None]:
     seconds, part = 0.0, job.steps_per_epoch / sum(job.sizes)
-    disable_heap_trim()
     if processes.first:
         seconds = part * sum(forecast(one, device, processes.count) for one in job.jobs.values())
         processes.meet(output)
@@ -94,16 +216,14 @@ def _train(job: JointJob, output: Path, device: torch.device, processes: Process
     text += f"time         about {duration(seconds)} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
     done = yield from forward_events(TrainingRun(output, job, device, processes).events())
-    if processes.first:
-        evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device) for n, one in job.jobs.items()}
-        results = {name: result for name, (result, _) in evaluated.items()}
-        write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
-        text = "\n\n".join(text for _, text in evaluated.values())
-        job.report(output, f"{text}\n\n")
-        figures = {name: result["figures"] for name, result in results.items()}
-        write_json(output / FINISHED, {"text": text, "fields": done.fields | {"figures": figures}})
-        shutil.rmtree(output / "checkpoints", ignore_errors=True)
-    processes.wait()
+    if not processes.first:
+        return None
+    evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device) for n, one in job.jobs.items()}
+    results = {name: result for name, (result, _) in evaluated.items()}
+    write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
+    text = "\n\n".join(text for _, text in evaluated.values())
+    job.report(output, f"{text}\n\n")
+    return text, done.fields | {"figures": {name: one["figures"] for name, one in results.items()}}, job.recipe
 
 
 def finetune_joint(
@@ -123,12 +243,6 @@ def finetune_joint(
         UsageError, BertworksError: see `make_joint_request` and `finetune_events`.
     """
     request = make_joint_request(data, mix=mix, **options)
-    with ExitStack() as stack:
-        if output is None:
-            output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
-        show_progress(joint_events(output, request, device=device, overwrite=overwrite), progress)
-        models = {name: Predictor(Path(output) / TASKS / name, device=device) for name in request.tasks}
-        keep = stack.pop_all()
-        for predictor in models.values():
-            weakref.finalize(predictor, keep.close)
-    return models
+    run = partial(joint_events, request=request, device=device, overwrite=overwrite)
+    folders = [f"{TASKS}/{name}" for name in request.tasks]
+    return dict(zip(request.tasks, open_trained(run, output, folders, device, progress), strict=True))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.tables import Data, sources_of
@@ -40,10 +40,9 @@ def read_text(
     """
     for path in (sources := sources_of(inputs)):
         folder = as_path(path).expanduser()
-        if holds_shards(folder):
-            trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
-            hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
-            raise UsageError("this folder holds shards, not text", where=str(path), hint=hint)
+        trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
+        hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
+        expect(not holds_shards(folder), "this folder holds shards, not text", where=path, hint=hint)
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
             hint = f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from this model"
             raise UsageError("this folder holds a model, not text", where=str(path), hint=hint)
@@ -63,8 +62,7 @@ def read_pairs(files: Sequence[str | Path]) -> list[tuple[str, str]]:
         UsageError: no file, or more than two.
         BertworksError: one has more lines than the other, a line has no text, or not two columns.
     """
-    if not 0 < len(files) < 3:
-        raise UsageError(f"{len(files)} files of translations: expected a table of two columns, or two files")
+    expect(0 < len(files) < 3, f"{len(files)} files of translations: expected a table of two columns, or two files")
     columns = []
     for path in files:
         with open_lines(as_path(path), str(path)) as reader:
@@ -101,9 +99,8 @@ def make_vocabulary(reader: CorpusReader, output: Path, config: VocabularyConfig
     _refuse_in_corpus(output, reader)
     refuse_file(output)  # before the words are counted, which may take an hour
     strange = sorted(path.name for path in output.glob("*") if path.name not in TOKENIZER_FILES)
-    if strange:
-        what = f"the folder holds more than a tokenizer: {', '.join(strange[:5])}"
-        raise UsageError(what, where=str(output), hint="-o ANOTHER-FOLDER: its content would be lost")
+    what = f"the folder holds more than a tokenizer: {', '.join(strange[:5])}"
+    expect(not strange, what, where=output, hint="-o ANOTHER-FOLDER: its content would be lost")
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
         texts = (document.text for document in reader)

@@ -20,7 +20,7 @@ from bertworks.checkpoints.hf_mapping import can_hold, check_representable, num_
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError, as_path, quoted, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
 from bertworks.events import Event, duration, forward_events, no_notes
 from bertworks.io.atomic_write import refuse_nested, write_text
 from bertworks.io.tables import Data
@@ -74,15 +74,12 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @property
-    def _others(self) -> str:
-        others = self.trained - self.parameters
-        return f", and {others:,} of the generator" if others else ""
-
     def __str__(self) -> str:
+        others = self.trained - self.parameters
+        more = f", and {others:,} of the generator" if others else ""
         return (
             f"recipe       {self.title}\n"
-            f"parameters   {self.parameters:,}{self._others}\n"
+            f"parameters   {self.parameters:,}{more}\n"
             f"memory       {self.memory / 1e9:.1f} GB\n"
             f"steps        {self.steps:,}\n"
             f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)\n"
@@ -234,10 +231,9 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     _check_heads(recipe)
     parameters = num_trained(_with_vocabulary(recipe, vocab_size))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
-    if needed > memory:
-        needs = f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train"
-        hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
-        raise UsageError(f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
+    needs = f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train"
+    hint = "choose a smaller encoder: fewer layers, or a smaller hidden size"
+    expect(needed <= memory, f"{needs}, and this machine has {memory / 1e9:,.1f} GB", hint=hint)
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
 
 
@@ -327,8 +323,7 @@ def _fill_budget(
     if available - (now - measuring) >= 5:
         what = "making the vocabulary and the shards"
         hint = "run the same command again: they are kept, and the whole budget is for training"
-    if available - (now - begin) < 5:
-        raise BertworksError(f"{what} took the whole budget of {request.budget}", hint=hint)
+    require(available - (now - begin) >= 5, f"{what} took the whole budget of {request.budget}", "", hint)
     step_seconds = [seconds / processes for seconds in measured.step_seconds]
     recipe = fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
     if advice := _advice(recipe, request, step_seconds):
@@ -354,9 +349,8 @@ def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     """The recipe with the vocabulary size of the tokenizer, unless its own is larger (a multiple of 64 is faster)."""
     vocab_size = recipe.encoder.vocab_size
-    if vocab_size and vocab_size < size:
-        what = f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens"
-        raise UsageError(what, hint="leave it out, and set vocabulary.size")
+    what = f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens"
+    expect(not vocab_size or vocab_size >= size, what, hint="leave it out, and set vocabulary.size")
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
 
 

@@ -26,7 +26,7 @@ from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import expect, require
 from bertworks.events import printable
 from bertworks.inference.detect import GENERATOR, state_with_generator
 from bertworks.io.binary_files import is_sealed, sealing, write_npy
@@ -99,10 +99,8 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
         BertworksError: with fewer than four documents or sections.
     """
     count = len(store.documents) - 1
-    if count < 4:
-        what = f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents"
-        hint = "give at least a few hundred sentences; a useful model needs millions of words"
-        raise BertworksError(what, hint=hint)
+    what = f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents"
+    require(count >= 4, what, "", "give at least a few hundred sentences; a useful model needs millions of words")
     order = keyed_rng("held-out", seed).permutation(count)
     sizes = np.diff(store.sentences[store.documents])
     target = min(HELD_OUT_FRACTION * len(store.tokens), HELD_OUT_TOKENS)
@@ -219,8 +217,7 @@ def with_teacher(recipe: Recipe, teacher: EncoderConfig, given: Collection[str])
         ValueError: such a field is not that of the teacher; see `student_config`.
         UsageError: a recipe without a teacher.
     """
-    if not recipe.distils:
-        raise UsageError(f"{recipe.title} has no objective with a teacher", hint="--recipe distilbert")
+    expect(recipe.distils, f"{recipe.title} has no objective with a teacher", hint="--recipe distilbert")
     encoder = student_config(recipe.encoder, teacher)
     for name, value in vars(encoder).items():
         if f"encoder.{name}" in given and (own := getattr(recipe.encoder, name)) != value:

@@ -13,16 +13,8 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
-from bertworks.inference.task_metrics import (
-    NAMES,
-    NOTHING,
-    SHARES,
-    TASKS,
-    Mistake,
-    counted,
-    format_metrics,
-    titled_metrics,
-)
+from bertworks.inference import task_metrics
+from bertworks.inference.task_metrics import NAMES, NOTHING, SHARES, TASKS, format_metrics
 from bertworks.io.atomic_write import write_text
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.reports import svg
@@ -237,7 +229,7 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
     if reliability := result.get("calibration"):
         yield svg.section("Probabilities", f"<p>{escape(reliability['text'])}</p>")
     if worst := result["worst"]:
-        note, last, show = counted(result["mistakes"], result["rows"]), "score", svg.percent
+        note, last, show = task_metrics.counted(result["mistakes"], result["rows"]), "score", svg.percent
         if result["task"] == "regression":
             note, last, show = f"{result['rows']:,} rows", "difference", svg.plain
         note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
@@ -255,7 +247,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
 
 
-def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
+def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake]) -> None:
     """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the prediction and its
     probability. In csv and tsv, which people open in spreadsheet programs, formulas have a ' before them."""
     texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
@@ -337,7 +329,7 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: M
         compared = f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
     place = "Cross-validation" if data_report.is_validated else "Dev"
     heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
-    scores = render_table(heads, titled_metrics(figures, intervals))
+    scores = render_table(heads, task_metrics.titled_metrics(figures, intervals))
     return f"{scores}{compared}\n{place}: {note}.\n"
 
 

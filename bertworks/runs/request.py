@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder, weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.errors import UsageError, names_of
+from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.runs.prepare import read_pairs, read_text
@@ -107,9 +107,9 @@ class Request:
         ends = [next((end for end in Path(p).name.split(".")[:0:-1] if end in names), "") for p in self.parallel]
         if len({*filter(None, ends)}) == 2:
             return tuple(ends)
-        if len(names) != 2 or any(ends):
-            what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
-            raise UsageError(what, where=self.parallel[0], hint="name the files after them: pairs.en and pairs.de")
+        what = f"which of the languages {', '.join(names)} are the two sides of the translations?"
+        hint = "name the files after them: pairs.en and pairs.de"
+        expect(len(names) == 2 and not any(ends), what, where=self.parallel[0], hint=hint)
         return tuple(names)
 
     @cached_property
@@ -144,18 +144,16 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     names, files = names_of(options.get("languages")), names_of(options.get("parallel"))
     options |= {"languages": names, "parallel": tuple(map(absolute, files))}
     if names or files:
-        if len(names) != len(sources) or not all(re.fullmatch(r"\w[\w-]*", name) for name in names):
-            what = (
-                f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
-            )
-            raise UsageError(what, hint="give --language once per input, such as en, in their order")
-        if any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources):
-            raise UsageError("languages are for files and folders of text", hint="write the text into a file")
-    paths = {
-        name: value if value and not is_model_name(value) else None for name, value in zip(_WITH_TOKENIZER, models)
-    }
-    paths |= {"tokenizer": models[0], "recipe": recipe if recipe and recipe.endswith(".toml") else None}
-    options |= {name: absolute(path) for name, path in paths.items() if path}
+        what = f"{len(sources)} inputs and the languages {', '.join(names) or 'none'}: expected a name for each input"
+        is_good = len(names) == len(sources) and all(re.fullmatch(r"\w[\w-]*", name) for name in names)
+        expect(is_good, what, hint="give --language once per input, such as en, in their order")
+        is_text = not any(isinstance(one, StoredRows) or str(one) == "-" or holds_shards(one) for one in sources)
+        expect(is_text, "languages are for files and folders of text", hint="write the text into a file")
+    for name, value in zip(_WITH_TOKENIZER, models, strict=True):
+        if value and (name == "tokenizer" or not is_model_name(value)):
+            options[name] = absolute(value)
+    if recipe and recipe.endswith(".toml"):
+        options["recipe"] = absolute(recipe)
     options["overrides"] = names_of(options.get("overrides"))
     has_size = recipe and (recipe in packaged_recipes() or family_recipe(recipe) is None)
     options["budget"] = budget or (None if has_size else "1h")
@@ -169,9 +167,8 @@ def seconds_of(budget: str) -> float:
     words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
-    if not SHORTEST <= total < 1e9:
-        hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
-        raise UsageError(f"{budget!r} is not a budget", hint=hint)
+    hint = f"give a time of {SHORTEST} s or more, such as 30m, 2h or 1h30m"
+    expect(SHORTEST <= total < 1e9, f"{budget!r} is not a budget", hint=hint)
     return total
 
 
@@ -200,8 +197,7 @@ def with_languages(recipe: Recipe, request: Request) -> Recipe:
          "--set sampling.format=stream"),
     ]  # fmt: skip
     for holds, what, hint in rules:
-        if not holds:
-            raise UsageError(what, hint=hint)
+        expect(holds, what, hint=hint)
     if not c.languages and len(names) > 1:
         c = replace(c, languages=names, type_vocab_size=len(names))
     return replace(recipe, encoder=replace(c, language=""))

@@ -20,7 +20,7 @@ import torch
 import bertworks
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.training_state import locked
-from bertworks.errors import UsageError, as_path, explain_os_errors
+from bertworks.errors import UsageError, as_path, expect, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.budget import Plan
@@ -52,15 +52,13 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
             for name, value in now.items()
             if old.get(name) != value
         ]
-        if differing:
-            what = f"the folder holds a run with other settings:{''.join(differing)}"
-            hint = "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run"
-            raise UsageError(what, where=str(output), hint=hint)
+        what = f"the folder holds a run with other settings:{''.join(differing)}"
+        hint = "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run"
+        expect(not differing, what, where=output, hint=hint)
         return True
     strange = [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
-    if strange:
-        what = f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}"
-        raise UsageError(what, where=str(output), hint="-o ANOTHER-FOLDER, or empty this one")
+    what = f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}"
+    expect(not strange, what, where=output, hint="-o ANOTHER-FOLDER, or empty this one")
     return False
 
 

@@ -9,7 +9,7 @@ from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import Model, ModelFolder
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.values import first_names
-from bertworks.errors import UsageError, require
+from bertworks.errors import UsageError, expect, require
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import task_network
 from bertworks.text.tokenizer import Tokenizer
@@ -31,9 +31,8 @@ class TaskTeacher:
     """
 
     def __init__(self, name: str, d: TaskConfig, tokenizer: Tokenizer, device: torch.device):
-        if d.task not in TASKS:
-            what = f"--teacher is not available for {d.task}: expected {', '.join(TASKS)}"
-            raise UsageError(what, hint="leave out --teacher")
+        what = f"--teacher is not available for {d.task}: expected {', '.join(TASKS)}"
+        expect(d.task in TASKS, what, hint="leave out --teacher")
         self.source, self.description = LazyModel(name, str(device)), d
         own = self.task = self.source.task_config
         names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (own, d))

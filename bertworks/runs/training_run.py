@@ -19,12 +19,11 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, save_checkpoint
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
-from bertworks.runs.joint_job import JointJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown, Processes
 from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures, write_plans
@@ -47,7 +46,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self, folder: Path, job: PretrainJob | FinetuneJob | JointJob, device: torch.device,
+        self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device,
         processes: Processes | None = None,
     ):  # fmt: skip
         self.folder, self.job, self.device, self.processes = folder, job, device, processes or Processes(device)
@@ -204,10 +203,9 @@ class TrainingRun:
         self.skipped = torch.stack([total + step.skipped, row, torch.maximum(most, row)])
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
-            what = "recipe.toml is not the one that this run began with"
-            hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
-            raise UsageError(what, where=str(self.folder), hint=hint)
+        what = "recipe.toml is not the one that this run began with"
+        hint = "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER"
+        expect(checkpoint.facts.get("recipe_sha256") == self.facts["recipe_sha256"], what, where=self.folder, hint=hint)
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
                 what = f"the checkpoint does not fit the recipe: {name}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import parse_overrides
-from bertworks.errors import UsageError, as_path, names_of
+from bertworks.errors import UsageError, as_path, expect, names_of
 from bertworks.events import Event
 from bertworks.inference.task_metrics import NAMES, bounded, format_score
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json, write_text
@@ -155,6 +155,5 @@ def _values(word: str) -> list[str]:
     name, equals, values = word.partition("=")
     if not equals or not name or not all(values.split(",")):
         raise UsageError(f"{word!r} sweeps nothing", hint="write it as optimizer.learning_rate=2e-5,5e-5; or: paper")
-    if name == "seed":
-        raise UsageError("the seed is not a setting of a sweep", hint="use --seeds: it gives mean and interval")
+    expect(name != "seed", "the seed is not a setting of a sweep", hint="use --seeds: it gives mean and interval")
     return [f"{name}={value}" for value in dict.fromkeys(values.split(","))]

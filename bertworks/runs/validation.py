@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.config import dump_recipe
-from bertworks.events import Event
+from bertworks.events import Event, forward_events
 from bertworks.inference.decoding import Decoder, Logits
 from bertworks.inference.task_metrics import groups_of, row_sums
 from bertworks.io.atomic_write import write_text
@@ -106,9 +106,7 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[Log
             write_text(run / "recipe.toml", dump_recipe(fold.recipe))
             text = f"cross-validation, method {job.method}: fold {number + 1} of {EVALUATED}"
             yield Event("stage", text, {"stage": run.name})
-            for event in TrainingRun(run, fold, job.device).events():
-                if event.kind != "done":
-                    yield event
+            yield from forward_events(TrainingRun(run, fold, job.device).events())
             with sealing(path, _KEY) as temporary, temporary.open("wb") as file:
                 np.savez(file, *fold.dev_logits(run, job.device))
             shutil.rmtree(run)

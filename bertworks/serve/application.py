@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import re
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
-from bertworks.serve.batching import SPEED_MEMORY, Admission, Batcher, InferenceJob, Place, RequestError
+from bertworks.serve.batching import SPEED_MEMORY, Admission, Batcher, InferenceJob, Place, RequestError, grant
 from bertworks.serve.endpoints import Abilities, Steps, call_each, check_tokens
 from bertworks.serve.metrics import ServerMetrics
 from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
@@ -39,17 +40,9 @@ from bertworks.training.device import THREADS, HeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    b"require-trusted-types-for 'script'; trusted-types 'none'"
-)
-HEADERS = [
-    (b"content-security-policy", POLICY),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cache-control", b"no-store"),
+HEADERS = [  # of all answers
+    (name.encode(), value.encode())
+    for name, value in tomllib.loads(Path(__file__).with_name("headers.toml").read_text(encoding="utf-8")).items()
 ]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
 # Upper bound of the bytes of a body -> threads that parse it, and others that write its answer: small requests need not
@@ -190,11 +183,9 @@ class Application:
     async def _respond(self, request: Request, path: str) -> Answer:
         try:
             client, name = self._check_access(request, path), self._post.get(path)
-            if name is None and path not in self._get:
-                raise RequestError(404, "Not Found")
+            grant(name or path in self._get, 404, "Not Found")
             allowed = ("POST",) if name else ("GET", "HEAD")
-            if request.method not in allowed:
-                raise RequestError(405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
+            grant(request.method in allowed, 405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
             return await self._compute(name, request, client) if name else self._get[path]()
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
@@ -214,13 +205,11 @@ class Application:
         """Who sends the request: a token, if there are several, or else an address."""
         scope, headers = request.scope, dict(request.scope["headers"])
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
-        if size > MAX_HEAD:
-            raise RequestError(431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
+        grant(size <= MAX_HEAD, 431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
         names = [name for name, _ in scope["headers"]]
         if len(names) > len(headers) and (doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)):
             raise RequestError(400, f"the header {doubled.decode().title()} is there twice")
-        if self._stopping():
-            raise RequestError(503, "the server is stopping")
+        grant(not self._stopping(), 503, "the server is stopping")
         address = request.client.host if request.client else ""
         if ":" in address:  # one user has all addresses of such a network
             address = str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))
@@ -228,15 +217,14 @@ class Application:
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
             matches = [hmac.compare_digest(token, known) for known in self._tokens]
             is_authorized = any(matches) and scheme.lower() == b"bearer"
-            if path not in self._public and not is_authorized:
-                what = "expected the header Authorization: Bearer TOKEN"
-                raise RequestError(401, what, headers={"www-authenticate": "Bearer"})
+            what = "expected the header Authorization: Bearer TOKEN"
+            grant(path in self._public or is_authorized, 401, what, headers={"www-authenticate": "Bearer"})
             return f"token {matches.index(True)}" if is_authorized and len(matches) > 1 else address
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
-        if re.sub(r":\d*$", "", host).strip("[]").lower() not in self._hosts:
-            raise RequestError(403, f"this server is not called {host[:100]!r}")
-        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
-            raise RequestError(403, "the request comes from a page of another server; set a token to allow that")
+        name = re.sub(r":\d*$", "", host).strip("[]").lower()
+        grant(name in self._hosts, 403, f"this server is not called {host[:100]!r}")
+        is_own = origin is None or origin.decode("latin-1").partition("://")[2] == host
+        grant(is_own, 403, "the request comes from a page of another server; set a token to allow that")
         return address
 
     async def _compute(self, name: str, request: Request, client: str) -> Answer:
@@ -246,11 +234,10 @@ class Application:
             info = self._abilities.info
             offered = ", ".join(info["abilities"])
             raise BertworksError(f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}")
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise RequestError(415, "expected the header Content-Type: application/json")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        grant(kind == "application/json", 415, "expected the header Content-Type: application/json")
         limit, size = self._limits.body_bytes, int(request.headers.get("content-length", 0))
-        if size > limit:
-            raise RequestError(413, f"the body has {size:,} bytes: expected {limit:,} at most")
+        grant(size <= limit, 413, f"the body has {size:,} bytes: expected {limit:,} at most")
         with self._admission.place(client, size) as place, ExitStack() as stack:
             if is_chunked := "content-length" not in request.headers:
                 size = len(body := await self._body(request, place))
@@ -283,8 +270,7 @@ class Application:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
                     body += part
-                    if len(body) > limit:
-                        raise RequestError(413, f"the body has more than {limit:,} bytes")
+                    grant(len(body) <= limit, 413, f"the body has more than {limit:,} bytes")
                     self._admission.grow(place, len(body))
         except TimeoutError:
             what = f"the body did not come within {BODY_SECONDS:.0f} seconds"
@@ -331,8 +317,7 @@ class Application:
     def _health(self) -> Answer:
         since = [begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())]
         seconds = time.monotonic() - min(since, default=time.monotonic())
-        if seconds > STUCK_SECONDS:
-            raise RequestError(503, f"a computation has been going on for {seconds:.0f} seconds")
+        grant(seconds <= STUCK_SECONDS, 503, f"a computation has been going on for {seconds:.0f} seconds")
         return Answer({"status": "ok"})
 
 

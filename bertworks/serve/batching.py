@@ -51,6 +51,12 @@ class RequestError(BertworksError):
         self.status, self.headers = status, headers
 
 
+def grant(holds: object, status: int, what: str, **options: Any) -> None:
+    """Raise RequestError unless a condition holds."""
+    if not holds:
+        raise RequestError(status, what, **options)
+
+
 class OverloadedError(RequestError):
     """More is waiting than can be computed soon. seconds: after which a client may try again."""
 

@@ -30,7 +30,7 @@ from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.retrieval.index import Index
 from bertworks.retrieval.ranking import Reranker, fits_pairs, matches_of
-from bertworks.serve.batching import InferenceJob, Limits, RequestError
+from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]
@@ -73,8 +73,7 @@ def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
 
 def check_tokens(tokens: int, limit: int) -> None:
     """Raises RequestError if a request has too many tokens."""
-    if tokens > limit:
-        raise RequestError(413, f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
+    grant(tokens <= limit, 413, f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
 
 
 class PretrainedEndpoints:

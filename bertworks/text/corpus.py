@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bertworks.errors import UsageError, explain_os_errors, quoted, require
+from bertworks.errors import expect, explain_os_errors, quoted, require
 from bertworks.io import tables, text_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
@@ -330,9 +330,7 @@ class CorpusReader:
             require(files, what, path, hint)
             for file, names in files:
                 self._names[file] = min(names, self._names.get(file, names))
-        if not self._names:
-            hint = "name files, folders, a glob in quotes, or - for standard input"
-            raise UsageError("no input was given", hint=hint)
+        expect(self._names, "no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
         self.files = sorted(self._names, key=lambda path: (self._names[path][0], path))
         self.report = CorpusReport()
 
@@ -384,9 +382,8 @@ class CorpusReader:
     def _find(self, path: Path) -> Iterator[tuple[Path, str]]:
         """The files of an input, with their paths relative to it."""
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
-        if not matches and glob.has_magic(str(path)):
-            hint = f"see what is there: `ls {quoted(path.parent)}`"
-            raise UsageError("the glob matches nothing", where=str(path), hint=hint)
+        hint = f"see what is there: `ls {quoted(path.parent)}`"
+        expect(matches or not glob.has_magic(str(path)), "the glob matches nothing", where=path, hint=hint)
         if not matches:
             raise nothing_there(path)
         for match in matches:

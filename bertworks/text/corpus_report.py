@@ -3,6 +3,7 @@
 Shards are read once, in bounded memory.
 """
 
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -18,6 +19,7 @@ from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import count_cased
 
+_WARNINGS = tomllib.loads(Path(__file__).with_name("corpus_warnings.toml").read_text(encoding="utf-8"))
 _BLOCK_TOKENS = 1 << 20
 _BLOCK_SENTENCES = 1 << 18
 _MAX_HASHES = 1 << 21  # to find duplicates (48 MB); of more texts a sample by hash is kept, with all copies
@@ -216,35 +218,23 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
     most = min(tokenizer.model_max_length, 512)
     long = sum(count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most)
     applies = {
-        f"{report.unknown_share:.1%} of the tokens are [UNK]{_examples(report.unknown_words)}: the vocabulary does "
-        "not fit this text; train one on it with `bertworks vocab`": report.unknown_share > _MANY_UNKNOWN,
-        f"{cured:.0%} of the unknown words are known in lower case: the vocabulary is uncased but the tokenizer keeps "
-        "capitals; set do_lower_case to true in its tokenizer_config.json (and lowercase in tokenizer.json)": (
-            wrong_case and is_uncased
-        ),
-        f"{cured:.0%} of the unknown words are known in lower case: much of the text is in capitals that the cased "
-        "vocabulary lacks; use an uncased one": wrong_case and not is_uncased,
-        f"a word takes {report.tokens_per_word:.1f} tokens on average: the vocabulary is of another language or "
-        "field, or too small; train one with `bertworks vocab`": report.tokens_per_word > _MANY_PIECES,
-        f"{report.tokens:,} tokens are few for a vocabulary of {tokenizer.vocab_size:,}: many tokens will hardly "
-        f"be seen; a vocabulary of about {max(report.tokens // _FEW_USES, 1000):,} fits better": (
-            report.tokens < _FEW_USES * tokenizer.vocab_size
-        ),
-        f"{documents.share:.1%} of the documents are copies of others: the model will memorize them, and held-out "
-        "documents may be among them; remove copies from the corpus": documents.share > _MANY_DUPLICATE_DOCUMENTS,
-        f"{sentences.share:.1%} of the sentences are copies of others, such as "
-        f"{next(iter(sentences.most_repeated), '')!r}: remove menus, headers and other lines that are on every "
-        "page": sentences.share > _MANY_DUPLICATE_SENTENCES,
-        "the corpus is one document; a pre-training cuts it, so that next sentence prediction has others to draw from; "
-        "separate documents by blank lines": shards.manifest.sections,
-        f"{report.single_sentence_documents:,} documents have a single sentence, and next sentence prediction needs "
-        "two: join related sentences into documents, or pre-train without it": (
-            report.single_sentence_documents > report.documents // 2
-        ),
-        f"{long:,} sentences are longer than {most} tokens and will be cut: is the text without full stops and line "
-        "ends, or in a language without word borders for this vocabulary?": long > report.sentences // 1000,
+        "unknown": report.unknown_share > _MANY_UNKNOWN,
+        "uncased": wrong_case and is_uncased,
+        "capitals": wrong_case and not is_uncased,
+        "pieces": report.tokens_per_word > _MANY_PIECES,
+        "few_tokens": report.tokens < _FEW_USES * tokenizer.vocab_size,
+        "copied_documents": documents.share > _MANY_DUPLICATE_DOCUMENTS,
+        "copied_sentences": sentences.share > _MANY_DUPLICATE_SENTENCES,
+        "one_document": shards.manifest.sections,
+        "single_sentences": report.single_sentence_documents > report.documents // 2,
+        "long_sentences": long > report.sentences // 1000,
     }
-    return [*tokenizer.notes, *(warning for warning, is_true in applies.items() if is_true)]
+    shown = {
+        "report": report, "words": _examples(report.unknown_words), "size": tokenizer.vocab_size,
+        "fitting": max(report.tokens // _FEW_USES, 1000), "repeated": next(iter(sentences.most_repeated), ""),
+        "most": most, "long": long,
+    }  # fmt: skip
+    return [*tokenizer.notes, *(_WARNINGS[name].format_map(shown) for name, is_true in applies.items() if is_true)]
 
 
 def _examples(words: dict[str, int]) -> str:

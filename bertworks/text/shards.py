@@ -24,7 +24,7 @@ from typing import Any, Self, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, as_path, quoted, require, some_names
+from bertworks.errors import BertworksError, as_path, check, quoted, require, some_names
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.text.corpus import CorpusReader
@@ -92,8 +92,9 @@ class Manifest:
             names = m.files.keys()
             if m.dtype not in ("<u2", "<u4") or not {*DATA_FILES} <= names or m.crc32.keys() not in (names, set()):
                 raise ValueError("dtype or files")
-            if not all(isinstance(text, str) for text in (*m.files.values(), *m.crc32.values())):
-                raise ValueError("a checksum is no text")
+            check(
+                all(isinstance(text, str) for text in (*m.files.values(), *m.crc32.values())), "a checksum is no text"
+            )
             return m
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise BertworksError(f"the manifest is damaged: {error}", where=str(path), hint=_HINT) from None

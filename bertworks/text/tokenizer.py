@@ -446,5 +446,5 @@ class Tokenizer:
 
 def _checked_texts(texts: Sequence[str]) -> Sequence[str]:
     if wrong := [text for text in several(texts, "give [text]") if not isinstance(text, str)]:
-        raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="use a string")
+        raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="give a string")
     return texts

@@ -9,6 +9,7 @@
 import math
 import re
 import struct
+import tomllib
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -28,17 +29,12 @@ from bertworks.io.binary_files import last_value, read_protobuf
 
 Result = TypeVar("Result")
 
-NORMALIZER_SETTINGS = {  # in tokenizer_config.json: of `tokenizers.normalizers.BertNormalizer`
-    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
-}  # fmt: skip
+_TABLES = tomllib.loads(Path(__file__).with_name("pipelines.toml").read_text(encoding="utf-8"))
+NORMALIZER_SETTINGS: dict[str, str] = _TABLES["normalizer_settings"]
+SPELLINGS: dict[str, tuple[str, ...]] = {name: tuple(tokens) for name, tokens in _TABLES["spellings"].items()}
+_STYLES: dict[str, tuple[str, str]] = {name: tuple(templates) for name, templates in _TABLES["styles"].items()}
+_LOCAL_STEPS = frozenset(_TABLES["local_steps"].split())
 END_OF_TEXT = "<|endoftext|>"
-SPELLINGS = {  # of special tokens in published vocabularies, where a folder does not name them
-    "pad_token": ("[PAD]", "<pad>"),
-    "unk_token": ("[UNK]", "<unk>", "<|endoftext|>"),
-    "cls_token": ("[CLS]", "<cls>", "<s>"),
-    "sep_token": ("[SEP]", "<sep>", "</s>"),
-    "mask_token": ("[MASK]", "<mask>"),
-}
 SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
 SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
@@ -46,17 +42,7 @@ LONGEST_RUN = 1 << 10  # characters of a word, or of white space, of which the i
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LARGEST_TRIE = 1 << 22  # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
-NO_TEMPLATE = ("$A:0", "$A:0 $B:1")
-_STYLES = {  # families of SentencePiece files, with their templates for one text and two
-    "albert": ("C:0 $A:0 S:0", "C:0 $A:0 S:0 $B:1 S:1"),
-    "xlnet": ("$A:0 S:0 C:2", "$A:0 S:0 $B:1 S:1 C:2"),
-    "xlmroberta": ("C:0 $A:0 S:0", "C:0 $A:0 S:0 S:0 $B:0 S:0"),
-    "sentencepiece": NO_TEMPLATE,
-}
-_LOCAL_STEPS = frozenset(  # normalizers and pre-tokenizers for which a space between two letters is a border
-    "BertNormalizer NFC NFD NFKC NFKD Lowercase StripAccents Strip Nmt Precompiled Replace BertPreTokenizer ByteLevel"
-    " Metaspace WhitespaceSplit Whitespace Punctuation Digits".split()
-)
+NO_TEMPLATE = _STYLES["sentencepiece"]
 # Letters and digits of one code unit. Without those that decompose to a mark or a space, or join a space before them.
 _LETTER = (
     r"[^\W_\u037a\u0d4e\u0e33\u0eb3\u2474-\u2487\u3220-\u3229\ufc5e-\ufc63\ufe70-\ufe7e\uff9e\uff9f"

@@ -17,17 +17,10 @@ from typing import Literal, get_args
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError, UsageError, optional_import, several
+from bertworks.errors import BertworksError, expect, optional_import, several
+from bertworks.text import tokenizer_pipeline as pipeline
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_pipeline import (
-    END_OF_TEXT,
-    LONGEST_WORD,
-    NO_TEMPLATE,
-    SPECIAL_TOKENS,
-    bert_pipeline,
-    template,
-    word_piece_model,
-)  # fmt: skip
+from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS
 from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordStatistics, count_words
 from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
@@ -37,7 +30,7 @@ _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MA
 _ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
 _AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {  # the first tokens of a vocabulary, and the last ones
     "bert": (_SPECIALS, []), "roberta": (_ROBERTA, ["<mask>"]), "xlm": (_ROBERTA, ["<mask>"]),
-    "gpt2": ([], [END_OF_TEXT])
+    "gpt2": ([], [pipeline.END_OF_TEXT])
 }  # fmt: skip
 _SCRIPT_FRACTION = 0.001  # of all characters: a corpus with more counts as one with kana or Hangul
 _MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: more is reported
@@ -75,21 +68,20 @@ class VocabularyConfig:
     model_max_length: int = 512
 
     def __post_init__(self) -> None:
-        if self.algorithm not in (known := get_args(Algorithm)):
-            raise UsageError(f"algorithm {self.algorithm!r}: one of {', '.join(known)} is expected")
-        if self.special_tokens not in (known := get_args(SpecialTokens)):
-            raise UsageError(f"special_tokens {self.special_tokens!r}: one of {', '.join(known)} is expected")
-        if self.special_tokens != "bert" and (self.algorithm != "bpe" or self.lowercase or self.strip_accents):
-            what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
-            raise UsageError(what, hint="give --algorithm bpe --cased; or --special-tokens bert")
-        if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
-            raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", hint="choose a size like 30000")
-        if not 0 <= self.unused < self.size:
-            raise UsageError(f"unused {self.unused}: a number below the size is expected")
-        if not 0 < self.character_coverage <= 1:
-            raise UsageError(f"character_coverage {self.character_coverage}: a fraction like 0.9995 is expected")
-        if self.min_frequency < 1 or self.model_max_length < 3:
-            raise UsageError("min_frequency must be at least 1 and model_max_length at least 3")
+        for name, choices in (("algorithm", get_args(Algorithm)), ("special_tokens", get_args(SpecialTokens))):
+            what = f"{name} {getattr(self, name)!r}: one of {', '.join(choices)} is expected"
+            expect(getattr(self, name) in choices, what)
+        as_it_is = self.algorithm == "bpe" and not (self.lowercase or self.strip_accents)
+        what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
+        hint = "give --algorithm bpe --cased; or --special-tokens bert"
+        expect(self.special_tokens == "bert" or as_it_is, what, hint=hint)
+        what = f"a vocabulary of {self.size} tokens makes no sense"  # larger files are not read
+        expect(len(_SPECIALS) < self.size <= 500_000, what, hint="choose a size like 30000")
+        expect(0 <= self.unused < self.size, f"unused {self.unused}: a number below the size is expected")
+        what = f"character_coverage {self.character_coverage}: a fraction like 0.9995 is expected"
+        expect(0 < self.character_coverage <= 1, what)
+        what = "min_frequency must be at least 1 and model_max_length at least 3"
+        expect(self.min_frequency >= 1 and self.model_max_length >= 3, what)
 
     @property
     def pad_id(self) -> int:
@@ -236,13 +228,12 @@ def _train(
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     else:
         alphabet = statistics.alphabet(config.character_coverage, config.size, marked=config.algorithm == "wordpiece")
-    if len(alphabet) > room:
-        hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
-        raise UsageError(f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)
+    hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
+    expect(len(alphabet) <= room, f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)
     model: models.Model
     if config.algorithm == "wordpiece":
         pieces = train_word_pieces(words, alphabet, room, min_frequency=least, progress=progress)
-        model = word_piece_model(reserved + pieces)
+        model = pipeline.word_piece_model(reserved + pieces)
     elif config.algorithm == "bpe":
         learner = MergeLearner(words, alphabet, "", min_frequency=least)
         learner.merge_until(room, progress)
@@ -289,7 +280,7 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
         return _byte_pipeline(config.special_tokens, model)
     is_bert = config.algorithm == "wordpiece"
     settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents, "handle_chinese_chars": is_bert}
-    library = bert_pipeline(model, SPECIAL_TOKENS, **settings)
+    library = pipeline.bert_pipeline(model, SPECIAL_TOKENS, **settings)
     if is_bert:
         return library
     one_space = normalizers.Replace(Regex(" {2,}"), " ")
@@ -318,15 +309,15 @@ def _byte_pipeline(special_tokens: SpecialTokens, model: models.Model) -> tokeni
         cls, sep = ((token, _ROBERTA.index(token)) for token in (first_token, "</s>"))
         library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
     else:
-        library.post_processor = template(library, NO_TEMPLATE, {})
+        library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, {})
     return library
 
 
 def _splitter(config: VocabularyConfig) -> Splitter:
     """The normalizer and pre-tokenizer that the tokenizer will have. Words are counted with a space before them."""
-    longest = LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
+    longest = pipeline.LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
     config = replace(config, special_tokens="bert")
-    return Splitter(_pipeline(config, word_piece_model(_SPECIALS)).to_str(), longest)
+    return Splitter(_pipeline(config, pipeline.word_piece_model(_SPECIALS)).to_str(), longest)
 
 
 def _measure(tokenizer: Tokenizer, splitter: Splitter, texts: list[str], notes: list[str]) -> tuple[int, int, int]:

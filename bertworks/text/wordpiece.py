@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tokenizers import models
 
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, expect
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import LONGEST_WORD, word_piece_model
 from bertworks.text.word_counts import Splitter, WordCounts, count_words
@@ -184,10 +184,9 @@ def extend_vocabulary(
         frequent = [(word, count) for word, count in counts if count >= LEAST_COUNT and _is_plain(word)]
     pieces = tokenizer.ids([word for word, _ in frequent])
     words = [NewWord(*one, ids) for one, ids in zip(frequent, pieces) if len(ids) > 1 and tokenizer.unk_id not in ids]
-    if len(words) < number:
-        what = f"the text has {len(words):,} words that a vocabulary can be extended by, not {number:,}"
-        hint = f"--extend-vocabulary {len(words)} takes all of them (0: leave it out); and --overwrite"
-        raise UsageError(what, hint=hint)
+    what = f"the text has {len(words):,} words that a vocabulary can be extended by, not {number:,}"
+    hint = f"--extend-vocabulary {len(words)} takes all of them (0: leave it out); and --overwrite"
+    expect(len(words) >= number, what, hint=hint)
     chosen = sorted(words, key=lambda w: (w.frequency * (1 - len(w.pieces)), -w.frequency, w.word))[:number]
     content["model"]["vocab"] |= {w.word: tokenizer.vocab_size + n for n, w in enumerate(chosen)}
     return make(json.dumps(content)), chosen

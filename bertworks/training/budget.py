@@ -6,14 +6,12 @@
 """
 
 import math
-import tomllib
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -21,12 +19,12 @@ import torch
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Masker, MaskingConfig, NextTokens
-from bertworks.batching.sampling import FORMATS, SamplingConfig, Target, TokenSequence
+from bertworks.batching.masking import Masker, NextTokens
+from bertworks.batching.sampling import FORMATS, Target, TokenSequence
+from bertworks.config import packaged_table
 from bertworks.errors import UsageError
 from bertworks.events import duration
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
-from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
 from bertworks.training.distillation import Teacher
 from bertworks.training.loop import MixedPrecision, train
@@ -73,10 +71,7 @@ class SizePreset(NamedTuple):
     initializer_range: float
 
 
-SIZE_PRESETS = [
-    SizePreset(**preset)
-    for preset in tomllib.loads(Path(__file__).with_name("sizes.toml").read_text(encoding="utf-8"))["presets"]
-]
+SIZE_PRESETS = [SizePreset(**preset) for preset in packaged_table(__file__, "sizes.toml")["presets"]]
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
 # Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
@@ -90,6 +85,9 @@ MANY_STEPS = 1 << 30
 TOLERANCE, REST_TOLERANCE = 0.02, 0.1
 CHECKS = 40  # of the speed in a run, as long as its steps are those of the first plan
 MEMORY = 0.04  # of a budget: over about this time the speed is averaged
+
+
+BERT_BASE = Recipe(title="BERT-Base", train=TrainConfig(phases=(Phase(num_steps=1, batch_size=1),)))
 
 
 def size_preset_for(flops: float) -> SizePreset:
@@ -109,9 +107,9 @@ def choose_recipe(
         family: a recipe of it, which decides what is not size, optimizer or batch; None: BERT.
     """
     flops = seconds * matmul * EFFICIENCY
-    preset = size_preset_for(flops)
+    preset, base = size_preset_for(flops), family or BERT_BASE
     default = replace(BERT_SIZES[preset.size], vocab_size=preset.vocab_size, initializer_range=preset.initializer_range)
-    default = _resized(family.encoder, default) if family else default
+    default = _resized(base.encoder, default)
     per_token = default.flops_per_token(preset.lengths[0], 0.15)
     parameters = default.num_parameters(*PRETRAINING_HEADS)
     # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
@@ -120,26 +118,26 @@ def choose_recipe(
     chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
     lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
-    name, _, size = (family.title if family else "BERT-Base").partition(",")[0].rpartition("-")
+    name, _, size = base.title.partition(",")[0].rpartition("-")
     name += f"-{size}" if size.lower() not in ("base", "small") else ""
-    title = name if family and family.distils else "more training" if encoder else f"{name}-{preset.size}"
+    title = name if base.distils else "more training" if encoder else f"{name}-{preset.size}"
     # A student starts from trained layers, the rates of the presets are for random weights.
-    rate = min(preset.learning_rate, family.optimizer.learning_rate if family and family.distils else math.inf)
-    sampling = replace(family.sampling, copies=1) if family else SamplingConfig()
+    rate = min(preset.learning_rate, base.optimizer.learning_rate if base.distils else math.inf)
+    sampling = replace(base.sampling, copies=1)
     if max(1, chosen.type_vocab_size) < FORMATS[sampling.format].segments:
         sampling = replace(sampling, format="full_sentences")
-    recipe = Recipe(
+    recipe = replace(
+        base,
         title=f"{title} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
-        vocabulary=replace(family.vocabulary if family else VocabularyConfig(), size=preset.vocab_size),
+        vocabulary=replace(base.vocabulary, size=preset.vocab_size),
         sampling=sampling,
-        masking=replace(family.masking, max_predictions=0, dynamic=True) if family else MaskingConfig(),
-        objectives=family.objectives if family else (),
-        generator_size=family.generator_size if family else Recipe.generator_size,
-        temperature=family.temperature if family else Recipe.temperature,
-        initialization="published" if encoder or not family else family.initialization,
+        masking=replace(base.masking, max_predictions=0, dynamic=True),
+        initialization="published" if encoder else base.initialization,
         optimizer=OptimizerConfig(learning_rate=rate, warmup=0.1),
+        teacher_layers=0,
+        seed=0,
     )
     if encoder is None:
         with suppress(ValueError):  # not every network can start with this attention

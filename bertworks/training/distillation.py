@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
+from bertworks.errors import check
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, LMHead
 from bertworks.training.objectives import TeacherStates
@@ -64,8 +65,7 @@ def student_config(c: EncoderConfig, teacher: EncoderConfig) -> EncoderConfig:
          f"the teacher {teacher.type_vocab_size}: expected 0, or the same"),
     ]  # fmt: skip
     for holds, message in rules:
-        if not holds:
-            raise ValueError(message)
+        check(holds, message)
     groups = min(teacher.num_hidden_groups, 1) if teacher.num_groups == 1 else layers * (teacher.num_hidden_groups > 0)
     return replace(teacher, num_hidden_groups=groups, **{name: getattr(c, name) for name in OWN})
 

@@ -10,7 +10,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, get_args
@@ -216,10 +216,7 @@ class Objective(NamedTuple):
 
 
 def _token_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-    assert model.lm_head is not None
-    x = model.lm_head.transform(states)
-    embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
-    return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
+    return vocabulary_cross_entropy(*model.vocabulary_inputs(states), labels)
 
 
 def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
@@ -235,10 +232,7 @@ def _pair_loss(head: Head, model: "PretrainingModel", states: Tensor, labels: Te
 
 
 def _distillation_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
-    assert model.lm_head is not None
-    x = model.lm_head.transform(states)
-    embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
-    return vocabulary_divergence(x, embeddings, model.lm_head.bias, teacher, model.temperature)
+    return vocabulary_divergence(*model.vocabulary_inputs(states), teacher, model.temperature)
 
 
 def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
@@ -249,44 +243,23 @@ def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStat
 
 OBJECTIVES: Mapping[str, Objective] = {
     # Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1).
-    "masked_lm": Objective(
-        title="masked tokens",
-        heads=("lm_head",),
-        measures=(LOSS, ACCURACY, PERPLEXITY),
-        loss=_token_loss,
-    ),
+    "masked_lm": Objective("masked tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
     # Predict each token from those before it (Radford et al. 2018, section 3.1).
-    "causal_lm": Objective(
-        title="next tokens",
-        heads=("lm_head",),
-        measures=(LOSS, ACCURACY, PERPLEXITY),
-        loss=_token_loss,
-    ),
+    "causal_lm": Objective("next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
     # Predict whether segment B follows segment A (task 2).
     "next_sentence": Objective(
-        title="next sentence",
-        heads=("pooler", "next_sentence"),
-        measures=(LOSS, ACCURACY),
-        loss=partial(_pair_loss, "next_sentence"),
+        "next sentence", ("pooler", "next_sentence"), (LOSS, ACCURACY), partial(_pair_loss, "next_sentence")
     ),
     # Predict which of two segments comes first in the text (Lan et al. 2020, section 3.1).
     "sentence_order": Objective(
-        title="sentence order",
-        heads=("pooler", "sentence_order"),
-        measures=(LOSS, ACCURACY),
-        loss=partial(_pair_loss, "sentence_order"),
+        "sentence order", ("pooler", "sentence_order"), (LOSS, ACCURACY), partial(_pair_loss, "sentence_order")
     ),
     # Predict for each token whether the generator replaced it (Clark et al. 2020, section 2).
-    "replaced_token": Objective(
-        title="replaced tokens",
-        heads=("replaced_token",),
-        measures=(LOSS, ACCURACY),
-        loss=_replaced_loss,
-    ),
+    "replaced_token": Objective("replaced tokens", ("replaced_token",), (LOSS, ACCURACY), _replaced_loss),
     # Predict the probabilities that a teacher gives to all tokens, at every position (Sanh et al. 2019, section 3).
-    "distillation": Objective(title="teacher's logits", heads=("lm_head",), measures=(LOSS,), loss=_distillation_loss),
+    "distillation": Objective("teacher's logits", ("lm_head",), (LOSS,), _distillation_loss),
     # Give the last hidden states the direction of the teacher's (section 3, L_cos).
-    "cosine": Objective(title="teacher's states", heads=(), measures=(LOSS,), loss=_cosine_loss),
+    "cosine": Objective("teacher's states", (), (LOSS,), _cosine_loss),
 }
 OF_ALL_TOKENS = {"replaced_token", *TEACHER_OBJECTIVES}
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
@@ -386,29 +359,22 @@ class PretrainingModel(TrainableModel):
             masked, input_ids, replaced = self.replace_tokens(batch)
             states = self.encoder(input_ids, batch.layout, batch.token_type_ids)[-1]
             return {"masked_lm": masked, "replaced_token": _replaced_loss(self, states, replaced)}
-        kinds = self._present(batch)
-        if not TEACHER_OBJECTIVES.isdisjoint(kinds):
-            return self._distil(batch)
-        positions = [self._positions(kind, batch) for kind in kinds]
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, torch.cat(positions))[-1]
-        parts = states.split([len(rows) for rows in positions])
-        return {
-            kind: OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
-            for kind, part in zip(kinds, parts, strict=True)
-        }
-
-    def _distil(self, batch: Batch) -> dict[str, LossSum]:
-        """The losses if some of them read the last states of all tokens, and those of a teacher."""
-        assert self.teacher is not None
-        teacher = self.teacher(batch)
-        states, losses = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1], {}
-        for kind in self._present(batch):
-            if kind in TEACHER_OBJECTIVES:
-                losses[kind] = OBJECTIVES[kind].loss(self, states, teacher)
-            else:
-                part = states.index_select(0, self._positions(kind, batch))
-                losses[kind] = OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
-        return losses
+        kinds, inputs = self._present(batch), (batch.input_ids, batch.layout, batch.token_type_ids)
+        read: Iterable[tuple[Tensor, Tensor | TeacherStates]]
+        if TEACHER_OBJECTIVES.isdisjoint(kinds):
+            positions = [self._positions(kind, batch) for kind in kinds]
+            parts = self.encoder(*inputs, torch.cat(positions))[-1].split([len(rows) for rows in positions])
+            read = ((part, batch.targets[kind].labels) for kind, part in zip(kinds, parts, strict=True))
+        else:  # some losses read the last states of all tokens, and those of a teacher
+            assert self.teacher is not None
+            teacher, states = self.teacher(batch), self.encoder(*inputs)[-1]
+            read = (
+                (states, teacher)
+                if kind in TEACHER_OBJECTIVES
+                else (states.index_select(0, self._positions(kind, batch)), batch.targets[kind].labels)
+                for kind in kinds
+            )
+        return {kind: OBJECTIVES[kind].loss(self, *one) for kind, one in zip(kinds, read, strict=True)}
 
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the logits of the vocabulary at the masked tokens."""
@@ -417,17 +383,21 @@ class PretrainingModel(TrainableModel):
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, positions)[-1]
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
 
+    def vocabulary_inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the logits of the vocabulary are computed from: x [M, width], the embeddings [V, width], the bias."""
+        assert self.lm_head is not None
+        x = self.lm_head.transform(states)
+        return x, self.encoder.embeddings.token.weight.to(x.dtype), self.lm_head.bias
+
     def replace_tokens(self, batch: Batch) -> tuple[LossSum, Tensor, Tensor]:
         """The loss of the generator; int64 [T]: the tokens with the predicted ones from the generator; bool [T]: which
         of them differ from the original. A sample that equals the original counts as original."""
         assert self.generator is not None
-        assert self.generator.lm_head is not None
-        encoder, head, target = self.generator.encoder, self.generator.lm_head, batch.targets["masked_lm"]
-        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, target.positions)[-1]
-        x = head.transform(states)
-        embeddings = encoder.embeddings.token.weight.to(x.dtype)
-        masked = vocabulary_cross_entropy(x, embeddings, head.bias, target.labels)
-        tokens = sample_tokens(x, embeddings, head.bias, batch.targets["replaced_token"].labels)
+        generator, target = self.generator, batch.targets["masked_lm"]
+        states = generator.encoder(batch.input_ids, batch.layout, batch.token_type_ids, target.positions)[-1]
+        inputs = generator.vocabulary_inputs(states)
+        masked = vocabulary_cross_entropy(*inputs, target.labels)
+        tokens = sample_tokens(*inputs, batch.targets["replaced_token"].labels)
         replaced = torch.zeros_like(batch.input_ids, dtype=torch.bool)
         replaced[target.positions] = tokens != target.labels
         return masked, batch.input_ids.index_copy(0, target.positions, tokens), replaced

@@ -130,24 +130,21 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.Optimize
     """The optimizer, with weight decay on matrices and embeddings, not on biases and norms. AdamW is fused: one pass
     over memory."""
     blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
-    members: dict[tuple[float, float, int], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, int], dict[str, Any]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
             above = _layers_above(name, max(blocks, default=0))
             factor = c.layer_decay ** (above + c.layer_decay_offset * (above > 0))
-            stacked = 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
-            members.setdefault((factor, c.weight_decay if p.ndim > 1 else 0.0, stacked), []).append(p)
-    groups: list[dict[str, Any]] = [
-        {"params": part, "weight_decay": decay, "factor": factor, "stacked": stacked}
-        for (factor, decay, stacked), part in members.items()
-    ]
+            decay, stacked = c.weight_decay * (p.ndim > 1), 3 if c.optimizer == "lamb" and name.endswith(STACKED) else 1
+            group = {"params": [], "weight_decay": decay, "factor": factor, "stacked": stacked}
+            groups.setdefault((factor, decay, stacked), group)["params"].append(p)
     defaults: dict[str, Any] = {"lr": c.learning_rate, "betas": (c.beta1, c.beta2), "eps": c.eps}
     own: dict[str, type[SkippingOptimizer]] = {"lamb": Lamb, "adamax": Adamax}
+    parts, kind = [*groups.values()], own.get(c.optimizer)
     optimizer: torch.optim.Optimizer
-    kind = own.get(c.optimizer)
-    optimizer = kind(groups, defaults) if kind else torch.optim.AdamW(groups, **defaults, fused=True)
+    optimizer = kind(parts, defaults) if kind else torch.optim.AdamW(parts, **defaults, fused=True)
     second = "exp_inf" if c.optimizer == "adamax" else "exp_avg_sq"
-    for p in (p for part in members.values() for p in part):
+    for p in (p for group in parts for p in group["params"]):
         # The corrections are powers of the betas: after many steps there is no correction.
         step = torch.tensor(0.0 if c.bias_correction else MANY_STEPS, device=p.device)
         optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), second: torch.zeros_like(p)}

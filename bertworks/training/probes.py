@@ -2,12 +2,11 @@
 (Hewitt and Manning 2019, section 2).
 
 - `WordStates`: the states of one layer, and where each sentence is in them
-- `ProbeSettings`, `train_probe`: words of trees -> a matrix
+- `train_probe`: words of trees -> a matrix
 - `predictions`: a matrix and words -> distances or depths
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -44,20 +43,6 @@ class WordStates(NamedTuple):
         return x
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeSettings:
-    """How a probe is trained.
-
-    kind: what it predicts. rank: rows of its matrix. epochs: at most this number. seed: of the initial matrix and of
-    the order of the sentences.
-    """
-
-    kind: ProbeKind
-    rank: int
-    epochs: int = 40
-    seed: int = 0
-
-
 class Probe(NamedTuple):
     """A trained probe: float32 [width, rank]; its mean loss per sentence of dev; epochs of its training."""
 
@@ -78,11 +63,11 @@ def probe_outputs(matrix: Tensor, x: Tensor, kind: ProbeKind) -> Tensor:
 
 
 def train_probe(
-    words: WordStates, gold: Sequence[NDArray[Any]], train: Sequence[int], dev: Sequence[int], settings: ProbeSettings,
-    device: torch.device | str = "cpu",
-) -> Generator[float, None, Probe]:  # fmt: skip
-    """Yield the loss on dev after each epoch: L1, divided by the number of pairs (depths: words) of each sentence, the
-    mean over sentences. Return the probe with the smallest one.
+    words: WordStates, gold: Sequence[NDArray[Any]], train: Sequence[int], dev: Sequence[int], *, kind: ProbeKind,
+    rank: int, epochs: int = 40, seed: int = 0, device: torch.device | str = "cpu",
+) -> Iterator[tuple[float, Probe]]:  # fmt: skip
+    """Yield after each epoch the loss on dev, L1, divided by the number of pairs (depths: words) of each sentence, the
+    mean over sentences; and the probe with the smallest one so far.
 
     Adam with batches of 20 sentences of similar lengths. The learning rate falls to a tenth after each epoch without a
     smaller loss on dev, and 5 epochs without a gain of 1e-4 end the training (john-hewitt/structural-probes,
@@ -90,29 +75,30 @@ def train_probe(
 
     Args:
         gold: distances [n, n] or depths [n] of all sentences. train, dev: numbers of sentences.
+        kind: what is predicted. rank: rows of the matrix. epochs: at most this number. seed: of the initial matrix and
+            of the order of the sentences.
     """
-    s, generator = settings, torch.Generator().manual_seed(settings.seed)
-    matrix = torch.rand(words.states.shape[1], s.rank, generator=generator) * 2 * _INITIAL - _INITIAL
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.rand(words.states.shape[1], rank, generator=generator) * 2 * _INITIAL - _INITIAL
     matrix = matrix.to(device).requires_grad_()
     optimizer = torch.optim.Adam([matrix], lr=_LEARNING_RATE)
     scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
     best = Probe(matrix.detach().clone(), float("inf"), 0)
-    for epoch in range(s.epochs):
-        for numbers in _epoch(words.lengths(train), s.seed, epoch):
+    for epoch in range(epochs):
+        for numbers in _epoch(words.lengths(train), seed, epoch):
             batch = [train[n] for n in numbers]
             optimizer.zero_grad(set_to_none=True)
-            _loss(matrix, words, gold, batch, s.kind).div(len(batch)).backward()
+            _loss(matrix, words, gold, batch, kind).div(len(batch)).backward()
             optimizer.step()
         with torch.no_grad():
-            losses = [float(_loss(matrix, words, gold, part, s.kind)) for part in _by_length(words, dev)]
+            losses = [float(_loss(matrix, words, gold, part, kind)) for part in _by_length(words, dev)]
         scheduler.step(sum(losses))
         loss = sum(losses) / len(dev)
-        yield loss
         if loss < best.dev_loss - _GAIN:
             best = Probe(matrix.detach().clone(), loss, epoch + 1)
-        elif epoch + 1 - best.epochs >= _PATIENCE:
+        yield loss, best._replace(epochs=epoch + 1)
+        if epoch + 1 - best.epochs >= _PATIENCE:
             break
-    return best._replace(epochs=epoch + 1)
 
 
 def _epoch(lengths: NDArray[np.int64], seed: int, epoch: int) -> Iterator[list[int]]:

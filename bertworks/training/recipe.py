@@ -12,18 +12,8 @@ from typing import Annotated, Literal, cast
 
 from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import FORMATS, SamplingConfig
-from bertworks.config import (
-    AboveZero,
-    NotNegative,
-    Positive,
-    Range,
-    Settings,
-    Size,
-    SizeOrZero,
-    parse_as,
-    read_recipe_text,
-)
-from bertworks.errors import UsageError
+from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, Size, SizeOrZero, read_as
+from bertworks.errors import UsageError, check
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
@@ -177,8 +167,7 @@ class Recipe(Settings):
             (rate > 0, "optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose"),
         ]  # fmt: skip
         for holds, message in rules:
-            if not holds:
-                raise ValueError(message)
+            check(holds, message)
         if "replaced_token" in kinds:
             c.generator(self.generator_size)  # refuses sizes without meaning
 
@@ -218,9 +207,8 @@ class Recipe(Settings):
         if "replaced_token" not in self.weights:
             return self.encoder.flops_per_token(sequence_length, self.predictions, finished)
         generator = self.encoder.generator(self.generator_size)
-        return generator.flops_per_token(sequence_length, self.predictions, finished) + self.encoder.flops_per_token(
-            sequence_length, 0.0
-        )
+        encoder = self.encoder.flops_per_token(sequence_length, 0.0)
+        return generator.flops_per_token(sequence_length, self.predictions, finished) + encoder
 
     def training_flops(self) -> float:
         """Matrix-product operations of the whole training."""
@@ -258,7 +246,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
     """
-    return parse_as(Recipe, read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
+    return read_as(Recipe, name, "recipe", packaged_recipes(), overrides)
 
 
 def family_recipe(name: str | None) -> Recipe | None:
@@ -364,8 +352,7 @@ class FinetuneRecipe(Settings):
              "lm_weight with lstm_units: expected one of them above 0"),
         ]  # fmt: skip
         for holds, message in rules:
-            if not holds:
-                raise ValueError(message)
+            check(holds, message)
 
 
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS
@@ -382,8 +369,7 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    text = read_recipe_text(name, "fine-tuning recipe", packaged_recipes("finetuning"))
-    return parse_as(FinetuneRecipe, text, name, overrides)
+    return read_as(FinetuneRecipe, name, "fine-tuning recipe", packaged_recipes("finetuning"), overrides)
 
 
 def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
-from bertworks.errors import UsageError
+from bertworks.errors import expect
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
 from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy, divergence, vocabulary_cross_entropy
@@ -36,8 +36,7 @@ def feature_numbers(c: EncoderConfig, layers: FeatureLayers) -> Sequence[int]:
     last = c.num_hidden_layers
     if isinstance(layers, int):
         what = f"feature_layers is {layers}, and the model has the layers 0 (embeddings) to {last}"
-        if not 0 <= layers <= last:
-            raise UsageError(what, hint="--set feature_layers=last")
+        expect(0 <= layers <= last, what, hint="--set feature_layers=last")
         return (layers,)
     if layers in ("embeddings", "second-to-last", "last"):
         return (0 if layers == "embeddings" else last - (layers == "second-to-last"),)
