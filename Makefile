@@ -6,7 +6,7 @@ PEERS := benchmarks/.peers
 # --use-pep517: pip 23 of Debian 12 otherwise builds seqeval, which has no wheel, without all that its build needs.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 
-.PHONY: help install demo test coverage check size bench bench-peers docs clean
+.PHONY: help install demo test coverage check size bench bench-peers gpu docs clean
 
 help:
 	@echo "make install  install into .venv, with the server and the model minilm"
@@ -17,6 +17,7 @@ help:
 	@echo "make size    print the lines of code of each package"
 	@echo "make bench   run every file of benchmarks/ (long)"
 	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"
+	@echo "make gpu     on a machine with a GPU: is it right, and how fast? A report in three minutes, without a virtual environment"
 	@echo "make docs    write the pages of docs/reference from the code"
 	@echo "make clean   remove .venv, the demo's output and all caches"
 
@@ -45,6 +46,10 @@ bench: $(VENV)/.bench $(PEERS)/.installed
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
 bench-peers: $(PEERS)/.installed
+
+# With the Python that has the CUDA build of torch, and transformers and sentence-transformers to compare with.
+gpu:
+	PYTHONPATH=$(CURDIR) $(PYTHON) benchmarks/gpu/run.py --out $(or $(OUT),gpu-report) $(GPU)
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/write_reference.py

@@ -21,6 +21,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="of the tests of devices: cpu, cuda or cuda:1")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Any:
+    """The torch.device of the option --device."""
+    from bertworks.training.device import choose_device  # brings torch, which most tests do without
+
+    return choose_device(request.config.getoption("--device"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Coverage is that of the tests which run everywhere. What it looks at takes two to six times as long."""
     for item in items:

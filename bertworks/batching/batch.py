@@ -3,12 +3,14 @@
 - `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any number
 - `Batch`, `collate`: arrays of examples -> tensors of a batch
 - `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a fine-tuning
+- `Prefetched`: batches of the next step, made by a thread
 - `joint_step`: of which task the batch of each step is, where several fine-tunings are one
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -78,10 +80,14 @@ class Batch:
         return next(iter(self.targets.values()))
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on a device."""
-        types = None if self.token_type_ids is None else self.token_type_ids.to(device, non_blocking=True)
-        targets = {name: BatchTarget(*(x.to(device) for x in target)) for name, target in self.targets.items()}
-        return Batch(self.input_ids.to(device), self.layout.to(device), types, targets)
+        """The same batch on a device. From pinned memory a GPU reads it while the host goes on."""
+        return self.map(lambda x: x.to(device, non_blocking=True))
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> Batch:
+        """The same batch with copies of its tensors."""
+        types = None if self.token_type_ids is None else move(self.token_type_ids)
+        targets = {name: BatchTarget(*map(move, target)) for name, target in self.targets.items()}
+        return Batch(move(self.input_ids), self.layout.map(move), types, targets)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -144,6 +150,36 @@ class LabelledBatches:
         chosen = [list(self.groups[shuffled_index(i, count, self.seed, epoch)]) for i in places]
         own = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
         return list(token_budget_batches(own, self.micro_batch_tokens))
+
+
+class Prefetched:
+    """`batches`, with those of the next step made by a thread while a step is computed, in memory that a GPU reads by
+    itself.
+
+    device: the GPU; None: ordinary memory.
+    """
+
+    def __init__(self, batches: Callable[[int], list[Batch]], device: torch.device | None = None):
+        own: dict[str, Any] = {"initializer": torch.cuda.set_device, "initargs": (device,)} if device else {}
+        self._batches, self._pins = batches, device is not None
+        self._thread = ThreadPoolExecutor(1, **own)
+        self._ahead: tuple[int, Future[list[Batch]]] | None = None
+
+    def __call__(self, n: int) -> list[Batch]:
+        number, made = self._ahead or (n, self._thread.submit(self._make, n))
+        if number != n:
+            made = self._thread.submit(self._make, n)
+        result = made.result()
+        self._ahead = n + 1, self._thread.submit(self._make, n + 1)
+        return result
+
+    def forget(self) -> None:
+        """The steps ahead have changed."""
+        self._ahead = None
+
+    def _make(self, n: int) -> list[Batch]:
+        made = self._batches(n)
+        return [batch.map(Tensor.pin_memory) for batch in made] if self._pins else made
 
 
 def joint_sizes(sizes: Sequence[int], mix: float = 0.0) -> tuple[int, int]:

@@ -22,7 +22,7 @@ Options that several commands share:
     guard_formulas: In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
     settings: Change a field of the recipe: --set seed=1. Repeatable.
     workers: Number of processes. Unset: one per usable core.
-    device: The device to compute on.
+    device: The device to compute on: auto, cpu, cuda, or one of several GPUs, cuda:1.
     precision: auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix multiplication. Faster on
         CPUs with VNNI, slightly less accurate; the difference is reported.
 """
@@ -155,7 +155,6 @@ Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output fo
 OverwriteFile = Annotated[Flag, Parameter("--overwrite", help="Replace the output file if it exists.")]
 RowsOrTexts = Annotated[list[str] | None, stdin_or()]
 Texts = Annotated[Repeatable, Parameter(["--text-input", "-t"])]
-Device = Literal["auto", "cpu", "cuda"]
 InferencePrecision = Literal["auto", "fp32", "bf16", "int8"]
 TrainingPrecision = Literal["auto", "fp32", "bf16"]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]

@@ -232,7 +232,7 @@ def pairs(
     /,
     *,
     language: console.Repeatable = None,
-    device: console.Device = "auto",
+    device: str = "auto",
 ) -> console.Result:
     """Translations by nearest vector: how often the nearest sentence on the other side is the translation.
 

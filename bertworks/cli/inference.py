@@ -51,7 +51,7 @@ def generate(
     seed: Annotated[int, console.at_least(0)] = 0,
     stop: console.Repeatable = None,
     text: console.Repeatable = None,
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
     """Continue texts with a model that reads from left to right (GPT-2).
@@ -149,7 +149,7 @@ def embed(
     guard_formulas: console.Flag = False,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
@@ -191,7 +191,7 @@ def index(
     approximate: console.Flag = False,
     verify: console.Flag = False,
     read: console.Read = ReadOptions(),
-    device: console.Device = "auto",
+    device: str = "auto",
     as_json: console.Json = False,
 ) -> None:
     """Create an index of documents, add documents, or delete some.
@@ -243,7 +243,7 @@ def search(
     approximate: console.Flag = False,
     verify: console.Flag = False,
     model: str | None = None,
-    device: console.Device = "auto",
+    device: str = "auto",
 ) -> Iterator[console.Result]:
     """Find the best documents of an index for a query. With --json each is a JSON object on a line.
 

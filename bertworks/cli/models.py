@@ -26,7 +26,7 @@ def serve(
     api_key: str | None = None,
     max_batch_tokens: Annotated[int, console.at_least(1)] = 4096,
     max_concurrent_requests: Annotated[int, console.at_least(1)] = 512,
-    device: console.Device = "auto",
+    device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
     """Serve a model over HTTP: a page, and an API for clients of Text Embeddings Inference and OpenAI embeddings.

@@ -38,7 +38,14 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import InferenceEncoder
-from bertworks.training.device import THREADS, InferencePrecision, PrecisionOption, best_precision, choose_device
+from bertworks.training.device import (
+    THREADS,
+    InferencePrecision,
+    PrecisionOption,
+    best_precision,
+    choose_device,
+    total_memory,
+)
 from bertworks.training.objectives import LossStats, PretrainingModel
 from bertworks.training.task_heads import MultipleChoice, TaskHead, TaskModel
 
@@ -151,7 +158,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-BATCH_TOKENS = 4096  # of a batch, with padding
+BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 1 << 16  # of a batch, with padding
+TOKEN_MEMORY = 1 << 20  # bytes of a GPU for each token of a batch
 MAX_SCORES = 1 << 24  # logits over the vocabulary that are computed together
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -235,7 +243,7 @@ class LazyModel(ModelFolder):
             UsageError: another device than the CPU, or another precision than fp32.
             BertworksError: the file has other outputs.
         """
-        if self.device == "cuda" or precision not in ("auto", "fp32"):
+        if self.device.startswith("cuda") or precision not in ("auto", "fp32"):
             what = "an exported model is computed on the CPU, in the precision of its file"
             raise UsageError(what, where=str(self.within))
         key = tuple(sorted(options.items()))
@@ -338,6 +346,13 @@ def compute_vectors(
     return np.concatenate([np.zeros((0, width), np.float32), *vectors])
 
 
+def batch_tokens(device: torch.device) -> int:
+    """The largest number of tokens of a batch, with padding. Many keep a GPU busy; a CPU has a small cache."""
+    if device.type != "cuda":
+        return BATCH_TOKENS
+    return max(BATCH_TOKENS, min(GPU_BATCH_TOKENS, total_memory(device) // TOKEN_MEMORY))
+
+
 def compute_each(
     model: nn.Module,
     compute: Callable[[Batch], Tensor],
@@ -351,25 +366,35 @@ def compute_each(
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
+    tokens = batch_tokens(device)
     results, parts = list[NDArray[np.float32]](), list[tuple[ExampleGroup, NDArray[np.float32]]]()
     for unit in units:
         counts = [len(e.target.positions) if e.targets else 1 for e in unit]
         results.append(np.empty((sum(counts), *shape), np.float32))
-        is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > BATCH_TOKENS  # many windows
+        is_long = isinstance(unit, Lazy) and longest_sequence(unit) * len(unit) > tokens  # many windows
         groups = [unit[n : n + 1] for n in range(len(unit))] if is_long else [unit]
         parts += zip(groups, np.split(results[-1], np.cumsum(counts)[: len(groups) - 1]), strict=True)
     # A unit without predictions, such as a text without words to tag, is left out.
     parts = [(group, rows) for group, rows in parts if len(rows)]
     lengths, sizes = [longest_sequence(group) for group, _ in parts], [len(group) for group, _ in parts]
-    batches = token_budget_indices(lengths, sizes, BATCH_TOKENS)
+    batches = token_budget_indices(lengths, sizes, tokens)
+    computed: list[tuple[list[int], Tensor]] = []  # on a GPU one batch is computed while the host makes the next
+
+    def read() -> None:
+        numbers, result = computed.pop(0)
+        counts = [len(parts[number][1]) for number in numbers]
+        for number, rows in zip(numbers, np.split(result.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
+            parts[number][1][:] = rows
+
     for numbers in (batch[n : n + most] for batch in batches for n in range(0, len(batch), most)):
         batch = collate([example for number in numbers for example in parts[number][0]]).to(device)
         THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            result = compute(batch).float().cpu().numpy()
-        counts = [len(parts[number][1]) for number in numbers]
-        for number, rows in zip(numbers, np.split(result, np.cumsum(counts)[:-1]), strict=True):
-            parts[number][1][:] = rows
+            computed.append((numbers, compute(batch).float()))
+        if len(computed) > (device.type == "cuda"):
+            read()
+    while computed:
+        read()
     if training:
         model.train()
     return results

@@ -17,7 +17,7 @@ from bertworks.batching.batch import Batch, collate, token_budget_indices
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, add_special_tokens
 from bertworks.errors import BertworksError, require
-from bertworks.inference.engine import BATCH_TOKENS
+from bertworks.inference.engine import batch_tokens
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.encoder import Encoder
 from bertworks.models.packed_linear import InferenceEncoder
@@ -101,7 +101,7 @@ def write_word_states(
         for layer in layers
     }
     lengths, done = [len(sequence.example.input_ids) for sequence in sequences], 0
-    for numbers in token_budget_indices(lengths, [1] * len(lengths), BATCH_TOKENS):
+    for numbers in token_budget_indices(lengths, [1] * len(lengths), batch_tokens(device)):
         part = [sequences[number] for number in numbers]
         batch = collate([sequence.example for sequence in part]).to(device)
         rows = np.concatenate([np.arange(starts[number], ends[number]) for number in numbers])

@@ -3,12 +3,14 @@
 - `Linear`, `dropout`: fast on CPUs, also in training.
 - `Attention`: the module; it chooses the kernel.
 - `attention_padded`: the reference: any visibility, with or without gradients.
+- `attention_packed`: on a GPU, in half precision, with or without gradients: no padding.
 - `attention_inference_cpu`: without gradients on a CPU, where every token reads its whole sequence.
 """
 
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -144,13 +146,8 @@ class Attention(nn.Module):
         elif memory is not None:
             kv = self._heads(self.qkv(memory))[:, 1:]
             context = attention_padded(qkv, [layout], p, kv)
-        elif p == 0 and (layout.rank is None or layout.is_causal) and _supports_varlen(qkv):
-            from torch.nn.attention import varlen  # imports torch's compiler, which takes seconds
-
-            q, k, v = qkv.unbind(1)
-            ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
-            window = (-1, 0 if layout.is_causal else -1)
-            context = varlen.varlen_attn(q, k, v, *ends, window_size=window)  # type: ignore[assignment]
+        elif (layout.rank is None or layout.is_causal) and _supports_packed(qkv):
+            context = attention_packed(qkv, layout, p)
         elif p == 0 and layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
             context = attention_inference_cpu(qkv, layout)
         else:
@@ -177,11 +174,30 @@ class Attention(nn.Module):
         return qkv.unflatten(1, (3, self.num_heads, -1))  # type: ignore[no-any-return]
 
 
-def _supports_varlen(qkv: Tensor) -> bool:
+def _supports_packed(qkv: Tensor) -> bool:
     """Whether the GPU has a kernel for packed sequences: in half precision, from Ampere on, for heads whose size is a
     multiple of 8."""
     fits = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in range(8, 257, 8)
     return qkv.is_cuda and fits and torch.cuda.get_device_capability(qkv.device) >= (8, 0)
+
+
+@cache
+def _one_split() -> dict[str, Any]:
+    """The option that keeps the keys of a query together, where this torch has it. Without it the kernel may divide
+    them by the longest sequence of the batch, so that the last bits of a text would depend on its neighbours."""
+    names = [argument.name for argument in torch.ops.aten._flash_attention_forward.default._schema.arguments]
+    return {"num_splits": 1} if "num_splits" in names else {}
+
+
+def attention_packed(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
+    """[T, 3, heads, d] -> [T, heads, d] by flash attention on a GPU (Dao 2023), without padding; p as in
+    `attention_padded`. The public function for it, `varlen_attn`, has no dropout, and costs the host ten times as much.
+    """
+    q, k, v = qkv.unbind(1)
+    ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
+    options = {} if torch.is_grad_enabled() else _one_split()
+    forward = torch.ops.aten._flash_attention_forward.default
+    return forward(q, k, v, *ends, p, layout.is_causal, False, **options)[0]  # type: ignore[no-any-return]
 
 
 def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Tensor | None = None) -> Tensor:

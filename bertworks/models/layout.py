@@ -7,7 +7,7 @@ gets the rectangles from here.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
@@ -59,9 +59,13 @@ class Layout:
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout on a device."""
+        return self.map(lambda x: x.to(device, non_blocking=True))
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> Layout:
+        """The same layout with copies of its tensors."""
         given = {"cu_seqlens": self.cu_seqlens, "position_ids": self.position_ids, "rank": self.rank}
-        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in given.items() if x is not None}
-        return replace(self, **moved, memory=self.memory and self.memory.to(device))
+        moved: dict[str, Any] = {n: move(x) for n, x in given.items() if x is not None}
+        return replace(self, **moved, memory=self.memory and self.memory.map(move))
 
     def directed(self, direction: str) -> Layout:
         """The layout in which a token reads itself and the tokens before it ("left_to_right") or behind it

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from bertworks.models.attention import SMALL_BATCH_ROWS, cpu_supports_bf16
 from bertworks.models.cache import KeyValueCache
-from bertworks.models.encoder import Embeddings, Encoder, FeedForward, meta_device_init
+from bertworks.models.encoder import Block, Embeddings, Encoder, FeedForward, meta_device_init
 from bertworks.models.layout import Layout
 
 _FP16_LIMITS = 1e-2, 6e4  # of the largest weight of a matrix: fp16 has few digits for smaller ones, and no larger ones
@@ -44,6 +44,10 @@ def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows:
     result = copy.deepcopy(encoder, {id(p): p for p in encoder.parameters()})
     result.compute_dtype, result.pads_rows = dtype, pads_rows
     for module in result.modules():
+        if isinstance(module, Encoder | Block) and next(encoder.parameters()).device.type != "cpu":
+            for norm in (part for part in module.children() if isinstance(part, nn.LayerNorm)):
+                # A GPU has no norm of states in one type with weights in another; it computes in float32 anyway.
+                norm.weight, norm.bias = (nn.Parameter(p.to(dtype), False) for p in (norm.weight, norm.bias))
         for name, part in list(module.named_children()):
             # The projection of the embeddings is small, and in the precision of the tables.
             if isinstance(part, nn.Linear) and not isinstance(module, Embeddings):
@@ -97,7 +101,7 @@ class InferenceEncoder(nn.Module):
             return self._fallback(input_ids, layout, token_type_ids, rows, cache=cache)  # type: ignore[no-any-return]
         packed = self._packed or self._pack(self.encoder)
         self._packed = packed  # complete when it is assigned: several threads may be here
-        with torch.autocast("cpu", enabled=False):  # it would look at every call
+        with torch.autocast(input_ids.device.type, enabled=False):  # it would look at every call
             states: list[Tensor] = packed(input_ids, layout, token_type_ids, rows, cache=cache)
         return states if self._output_dtype is None else [state.to(self._output_dtype) for state in states]
 
@@ -124,9 +128,11 @@ def with_fp16_weights(encoder: Encoder, fallback: Encoder | InferenceEncoder) ->
 
 
 def to_bf16_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
-    """The encoder in bf16. On a processor that multiplies such matrices states are bf16, with sums and softmax in
-    float32, and the encoder itself stays as it was. Elsewhere its matrices are rounded."""
-    if next(encoder.parameters()).device.type == "cpu" and cpu_supports_bf16():
+    """The encoder in bf16. On a GPU, and on a processor that multiplies such matrices, states are bf16, with sums and
+    softmax in float32, and the encoder itself stays as it was. Elsewhere its matrices are rounded."""
+    if next(encoder.parameters()).device.type != "cpu":
+        return InferenceEncoder(encoder, _rounded, torch.bfloat16, pads_rows=False)
+    if cpu_supports_bf16():
         return InferenceEncoder(encoder, partial(_onednn, dtype=torch.bfloat16), torch.bfloat16)
     for part in encoder.modules():
         if isinstance(part, nn.Linear):
@@ -184,6 +190,12 @@ def _with_activation(product: Product, activation: str | None) -> Product:
         return product
     function = _ACTIVATIONS[activation]
     return lambda x: function(product(x))
+
+
+def _rounded(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
+    """For a GPU, where a norm in torch's own mode of mixed precision would return float32 states."""
+    weight, bias = linear.weight.detach().bfloat16(), linear.bias.detach().bfloat16()
+    return _with_activation(lambda x: F.linear(x, weight, bias), activation)
 
 
 def _mkl(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:

@@ -217,10 +217,8 @@ def evaluate_on_dev(
     compared["place"] = "in cross-validation" if job.data.is_validated else "on dev"
     result = {
         "weights_sha256": weights_sha256(folder),
-        **results,
+        **results | {"metric": job.metric, "score": results["figures"][job.metric]},
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
-        "metric": job.metric,
-        "score": results["figures"][job.metric],
         "calibration": reliability,
         "baselines": compared,
         "resamples": np.round(samples, 6).tolist(),

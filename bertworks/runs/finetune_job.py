@@ -36,7 +36,7 @@ from bertworks.runs.task_teacher import TaskTeacher, with_layers
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
 from bertworks.training import recipe as recipes
 from bertworks.training.budget import time_step
-from bertworks.training.device import Precision, best_precision
+from bertworks.training.device import Precision, best_precision, micro_tokens
 from bertworks.training.linear_head import LinearHead, fit_linear_head
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe
@@ -328,7 +328,8 @@ class FinetuneJob:
         groups, first = self.groups, self.recipe.cloze_steps
         if self.teacher:
             groups = self.teacher.label(groups, note)
-        labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size)
+        tokens = micro_tokens(self.recipe.micro_batch_tokens, self.config, self.precision, self.device)
+        labelled = replace(self.train_batches, groups=groups, rank=rank, world_size=size, micro_batch_tokens=tokens)
         clozes = replace(labelled, groups=self.clozes)
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
@@ -421,7 +422,8 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
         network = job.network().to_empty(device=device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
-    max_tokens = recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS
+    max_tokens = micro_tokens(recipe.micro_batch_tokens, job.config, job.precision, device)
+    max_tokens = max_tokens if device.type == "cuda" else CPU_TOKENS
     sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
     batch = collate([example for group in sample for example in group]).to(device)
     train_tokens, dev_tokens = num_tokens(job.groups), num_tokens(job.dev_units)

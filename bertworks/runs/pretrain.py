@@ -34,8 +34,8 @@ from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.budget import Plan, Schedule, choose_recipe, fit_steps, measure_steps
-from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, total_memory
+from bertworks.training.budget import GPU_FRACTION, Plan, Schedule, choose_recipe, fit_steps, measure_steps
+from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul, micro_tokens, total_memory
 from bertworks.training.objectives import heads_of, num_trained
 from bertworks.training.recipe import Recipe, family_recipe, load_recipe
 
@@ -247,7 +247,8 @@ def _check_heads(recipe: Recipe) -> None:
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
-    """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
+    """The recipe of the request, or one for its budget; with a precision and the micro-batches of the device, without
+    the size of its vocabulary."""
     overrides = add_overrides(request.overrides, {"train.precision": request.precision, "seed": request.seed})
     encoder, teacher = (None, encoder) if request.teacher else (encoder, None)
     try:
@@ -262,6 +263,7 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
             name = parse_overrides(overrides).get("train.precision")
             # The best of the device for "auto", and for what the recipe will refuse.
             matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
+            matmul *= GPU_FRACTION if device.type == "cuda" else 1
             begin = half_of(family, teacher) if family and teacher else encoder
             chosen = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, begin, family)
             recipe = override(chosen, overrides)
@@ -269,9 +271,10 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
             recipe = with_teacher(recipe, teacher, parse_overrides(overrides))
     except ValueError as error:
         raise UsageError(str(error), where=request.init or request.teacher) from error
-    if recipe.train.precision == "auto":
-        recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
-    return recipe
+    train = recipe.train
+    precision = best_precision(device) if train.precision == "auto" else train.precision
+    tokens = micro_tokens(train.micro_batch_tokens, recipe.encoder, precision, device)
+    return replace(recipe, train=replace(train, precision=precision, micro_batch_tokens=tokens))
 
 
 def _prepare_text(

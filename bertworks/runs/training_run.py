@@ -10,6 +10,8 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bertworks.batching.batch import Batch
+from bertworks.batching.batch import Batch, Prefetched
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, save_checkpoint
 from bertworks.errors import BertworksError, expect
 from bertworks.events import Event, duration
@@ -28,7 +30,7 @@ from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown, Processes
 from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures, write_plans
 from bertworks.training.budget import MEMORY, Pace
-from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, fixed_order, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel, has_accuracy
 from bertworks.training.optimization import make_optimizer
@@ -85,6 +87,10 @@ class TrainingRun:
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
         self.saved: int | None = None  # the step of the last checkpoint
+        # A GPU computes on while a thread writes a checkpoint, and while another makes the next batches.
+        self._writer = ThreadPoolExecutor(1) if device.type == "cuda" else None
+        self._writing: tuple[int, Future[Path]] | None = None  # the step of the checkpoint
+        self._ahead: Prefetched | None = None
         self.evaluate_every = job.evaluate_every or max(1, -(-self.job.num_steps // EVALUATIONS))
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
@@ -99,19 +105,27 @@ class TrainingRun:
         if self.rank == 0:
             remove_leftovers(self.folder / "checkpoints")
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
-        with self.shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
+        held = THREADS.hold(self.facts["threads"])
+        with self.shutdown.handling(), fixed_order(self.device) as is_fixed, held as threads:
+            if not is_fixed:
+                yield Event("note", "BERTWORKS_DETERMINISTIC=0: the last bits differ from run to run")
             if self.facts["threads"] not in (None, threads):
                 yield Event("note", f"{threads} threads, before {self.facts['threads']}: the last bits may differ")
             self.facts["threads"] = threads
             try:
                 yield from self._train(batches)
+                yield from self._written(waits=True)
             except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
                 # A RuntimeError: another process left before this one.
                 if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
                     raise
                 if self.step and self.saved != self.step:  # before the first step there is nothing to save
                     yield from self._save()
+                yield from self._written(waits=True)
                 raise self.shutdown.requested from None
+            finally:
+                if self._writer:
+                    self._writer.shutdown()  # the folder is ours until the checkpoint is complete
         yield self._done()
 
     def _train(self, batches: Callable[[int], list[Batch]]) -> Iterator[Event]:
@@ -152,6 +166,7 @@ class TrainingRun:
             if self._should_evaluate():
                 yield from self._evaluate()
                 last = time.perf_counter()
+            yield from self._written()
             if self._is_over() or self._is_due(saved):
                 yield from self._save()
                 saved = last = time.perf_counter()
@@ -173,6 +188,8 @@ class TrainingRun:
         plan = schedule.at(self.step)
         if plan.step == self.step:
             self.job.follow(plan.steps)
+            if self._ahead:
+                self._ahead.forget()
             now, slower = self.job.num_steps, "slower" if self.job.num_steps < before else "faster"
             text = f"{slower} than planned: {now:,} steps instead of {before:,}, to end in time"
             yield Event("note", text, {"steps": now})
@@ -228,6 +245,8 @@ class TrainingRun:
         self.notes += [Event("note", text) for text in texts]
         if self.rank == 0 and self.world_size > 1:
             dist.barrier()
+        if self.device.type == "cuda":
+            batches = self._ahead = Prefetched(batches, self.device)
         return batches
 
     def _state(self) -> dict[str, Tensor]:
@@ -249,9 +268,24 @@ class TrainingRun:
         fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         if self.schedule:
             self.facts |= {"spent": time.perf_counter() - self.schedule.begin, "pace": self._pace.state}
-        path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
+        state, checkpoints = self._state(), self.folder / "checkpoints"
+        if self._writer:
+            yield from self._written(waits=True)
+            state, facts = {name: x.to("cpu", copy=True) for name, x in state.items()}, deepcopy(self.facts)
+            writing = self._writer.submit(save_checkpoint, checkpoints, self.step, state, facts, best=best)
+            self._writing = self.step, writing
+            self._save_seconds = time.perf_counter() - begin
+            return
+        path = save_checkpoint(checkpoints, self.step, state, self.facts, best=best)
         self._save_seconds = time.perf_counter() - begin
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
+
+    def _written(self, waits: bool = False) -> Iterator[Event]:
+        """The event of a checkpoint that the thread has written since the last look; it raises what stopped it."""
+        if self._writing and (waits or self._writing[1].done()):
+            step, future = self._writing
+            self._writing, path = None, future.result()
+            yield Event("saved", f"saved {path}", {"step": step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
         """The first process evaluates; its figures decide in all processes whether the training continues."""

@@ -73,6 +73,7 @@ class SizePreset(NamedTuple):
 
 SIZE_PRESETS = [SizePreset(**preset) for preset in packaged_table(__file__, "sizes.toml")["presets"]]
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
+GPU_FRACTION = 0.6  # of that on a GPU, which multiplies too fast for the rest of the work
 EVALUATION_FRACTION = 0.03  # of the time, for evaluations
 # Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
 # run is not enough to learn what changes with the length (docs/experiments).

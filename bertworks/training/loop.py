@@ -1,10 +1,11 @@
 """The training loop. It yields after every step; the caller logs, evaluates and saves."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import count as numbers_from
+from itertools import count as numbers_from, groupby
 from typing import cast
 
 import numpy as np
@@ -54,8 +55,34 @@ class MixedPrecision(nn.Module):
     def forward(self, batch: Batch) -> dict[str, LossSum]:
         if self.dtype == torch.float32:
             return cast(dict[str, LossSum], self.objective(batch))
-        copies = {name: self.objective.get_parameter(name).to(self.dtype) for name in self.rounded}
+        parameters = {name: self.objective.get_parameter(name) for name in self.rounded}
+        copies = {name: p.to(self.dtype) for name, p in parameters.items() if not p.is_cuda}
+        # On a GPU the time of hundreds of small copies would be that of their calls: one per block. Not one for all,
+        # so that processes exchange the gradients of a block while those of the next are computed.
+        for _, block in groupby(() if copies else parameters, lambda name: re.findall(r"\.blocks\.\d+", name)):
+            names = list(block)
+            copies |= zip(names, _Rounded.apply(self.dtype, *map(parameters.get, names)), strict=True)  # type: ignore[no-untyped-call]
         return cast(dict[str, LossSum], functional_call(self.objective, copies, (batch,)))
+
+
+class _Rounded(torch.autograd.Function):
+    """Copies of tensors in another type; and of their gradients in float32."""
+
+    @staticmethod
+    def forward(ctx, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[no-untyped-def]
+        ctx.set_materialize_grads(False)  # an objective that is not in a batch has no gradient
+        return _copies(tensors, dtype)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        copies = iter(_copies([g for g in gradients if g is not None], torch.float32))
+        return None, *(None if g is None else next(copies) for g in gradients)
+
+
+def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = [torch.empty_like(x, dtype=dtype) for x in tensors]
+    torch._foreach_copy_(copies, list(tensors))
+    return tuple(copies)
 
 
 def train(

@@ -24,7 +24,8 @@ from bertworks.models.config import EncoderConfig, Head
 from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
-CHUNK_BYTES = 1 << 27  # of logits in memory at the same time
+CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time
+_ALIGNED = 8  # numbers: a GPU multiplies matrices slowly where a row is no multiple of 16 bytes
 
 
 class LossSum(NamedTuple):
@@ -63,11 +64,15 @@ def vocabulary_cross_entropy(x: Tensor, embeddings: Tensor, bias: Tensor | None,
     def subtract(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         targets = labels[rows]
         correct = _num_correct(logits, targets)
-        torch.softmax(logits, -1, out=logits)
+        # A GPU's kernel does not promise that it may write over what it reads.
+        torch.softmax(logits.clone() if logits.is_cuda else logits, -1, out=logits)
         probability = logits.gather(1, targets[:, None]).float()
         logits[torch.arange(len(targets), device=logits.device), targets] -= 1
         return -probability.clamp_min(torch.finfo(torch.float32).tiny).log().sum(), correct
 
+    if x.is_cuda and (extra := -len(embeddings) % _ALIGNED):  # tokens of probability 0: three times as fast
+        bias = F.pad(x.new_zeros(len(embeddings)) if bias is None else bias, (0, extra), value=-math.inf)
+        embeddings = F.pad(embeddings, (0, 0, 0, extra))
     return LossSum(*_VocabularyLoss.apply(x, embeddings, bias, subtract))  # type: ignore[no-untyped-call]
 
 
@@ -105,8 +110,10 @@ def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Ten
     size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
     tokens = [torch.zeros(0, dtype=torch.long, device=x.device)]
     for rows, numbers in zip(x.split(size), draws.split(size), strict=True):
-        sums = F.linear(rows, embeddings, bias).float().softmax(-1).cumsum(-1)
-        found = torch.searchsorted(sums, numbers[:, None].float() * sums[:, -1:], right=True)
+        p = F.linear(rows, embeddings, bias).float().softmax(-1)
+        # On a GPU, only sums of whole numbers have a fixed order in torch.
+        sums = ((p.double() * 2**40).long() if p.is_cuda else p).cumsum(-1)
+        found = torch.searchsorted(sums, (numbers[:, None].float() * sums[:, -1:]).to(sums.dtype), right=True)
         tokens.append(found.squeeze(1).clamp_max(len(embeddings) - 1))
     return torch.cat(tokens)
 
@@ -128,7 +135,9 @@ class _VocabularyLoss(torch.autograd.Function):
         correct = torch.zeros_like(loss)
         grad_x = torch.empty_like(x) if needs_grad else None
         grad_embeddings = grad_bias = None
-        chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / CHUNK_BYTES)
+        chunks = math.ceil(
+            len(x) * len(embeddings) * x.element_size() / (GPU_CHUNK_BYTES if x.is_cuda else CHUNK_BYTES)
+        )
         size = math.ceil(len(x) / chunks) if chunks else 1
         for start in range(0, len(x), size):
             rows = x[start : start + size]

@@ -44,7 +44,8 @@ class TrainConfig(Settings):
     """The steps of a run, and how they are computed.
 
     phases: one after the other, under one learning-rate schedule.
-    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated.
+    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated. 8192,
+        the default, is for CPUs: a GPU takes up to 131,072 instead, as its memory allows. Other numbers stay.
     precision: of the network; "auto": bf16 where the hardware is faster with it.
     gradient_checkpointing: compute each block again in the backward pass: less memory, a third more arithmetic.
     held_out_sequences: of 128 tokens, and about as many tokens in sequences of the greatest length.
@@ -304,7 +305,8 @@ class FinetuneRecipe(Settings):
         "last", "sum-last-four", "concat-last-four", "sum-all" (without the embeddings), or the number of a layer, 0 for
         the embeddings; "mix": a sum of all, embeddings included, with weights that are learned (Peters et al. 2018,
         equation 1). A trained encoder needs those that include the last layer.
-    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated.
+    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated. 8192,
+        the default, is for CPUs: a GPU takes up to 131,072 instead, as its memory allows. Other numbers stay.
     precision: of the network; "auto": bf16 where the hardware is faster with it.
     save_every: steps between checkpoints; 0: every few minutes.
     seed: of the new head, the order of the rows and dropout.
