@@ -108,6 +108,7 @@ NOT_TYPED = {  # why a template is not tested here
         "on each machine: --nodes 2 --rendezvous node1:29500", "give their number on each machine: --processes 1",
         "--nodes, --rendezvous and --restarts are for several processes",
     ), "test_launch: what is refused"),
+    "--device cuda: each process takes one of the GPUs": GPU,
     "start the same command on each of them, or name fewer: --nodes 1:2": "test_lost_processes starts such machines",
     "-o FOLDER on a disk that all machines share; the data must be at the same path on each of them":
         "test_lost_processes: machines with and without",

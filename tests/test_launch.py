@@ -13,6 +13,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import torch
 import torch.distributed as dist
 import yaml
 from hints import Shell
@@ -25,6 +26,7 @@ from bertworks.cli.main import make_app
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs import launch
 from bertworks.runs.heartbeat import SHORTEST_LIMIT, SILENT, Heartbeat, meet_in
+from bertworks.runs.processes import Processes
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 CLUSTER = ROOT / "docs" / "cluster.md"
@@ -110,6 +112,13 @@ def test_processes_hear_each_other_and_count_steps() -> None:
         heart.stop()
     assert {text.split(" on ")[0] for heart in hearts for text in heart._where.values()} == {f"process {os.getpid()}"}
     assert (hearts[1]._own_moves, len(hearts[1]._seconds)) == (2, 1)
+
+
+def test_several_processes_are_not_for_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(UsageError, match="cuda:1 is one GPU"):
+        Processes(torch.device("cuda:1"))
 
 
 def test_options_of_the_group_are_taken_out() -> None:

@@ -94,6 +94,8 @@ class Processes:
         if self.count > 1:
             if dist.is_initialized():
                 raise BertworksError("a process group exists already", hint="let the training create it")
+            if device.type == "cuda" and device.index != int(os.environ.get("LOCAL_RANK", device.index or 0)):
+                raise UsageError(f"{device} is one GPU", hint="--device cuda: each process takes one of the GPUs")
             store, *_ = next(rendezvous("env://", timeout=FOR_EVER))
             self._store = meet_in(store, self.rank, self.count)
             self._heartbeat = Heartbeat(self._store, self.rank, self.count)
