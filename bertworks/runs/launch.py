@@ -3,8 +3,9 @@
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -49,15 +50,23 @@ class _Agent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-            if any(0 < code != LostProcessError.exit_code for code in codes.values()):
+            if _final(codes.values()) is not None:
                 self._remaining_restarts = 0  # an error of the data or of the command
                 return result
             for rank, code in codes.items():
-                if code < 0:
+                if code < 0 and code != -signal.SIGTERM:  # torchrun itself ends the others by SIGTERM
                     self.say(f"rank {rank} was killed by signal {-code}, perhaps for lack of memory")
             if left := self._remaining_restarts:
                 self.say(f"starting all processes again from the last checkpoint; {left} restarts are left")
         return result
+
+
+def _final(codes: Iterable[int]) -> int | None:
+    """The exit status of processes that must not start again, or None. One that ends by SIGTERM is not to blame where
+    another one was lost."""
+    codes, ended = list(codes), (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    wrong = [code for code in codes if code > 0 and code not in (*ended, LostProcessError.exit_code)]
+    return wrong[0] if wrong else codes[0] if all(code in ended for code in codes) else None
 
 
 def without(words: Sequence[str], options: Sequence[str] = _OPTIONS) -> list[str]:
@@ -143,8 +152,7 @@ def launch(
         spec.rdzv_handler.shutdown()
     if result.is_failed():
         codes = [failure.exitcode for failure in result.failures.values()]
-        code = next((code for code in codes if code > 0 and code != LostProcessError.exit_code), codes[0])
-        raise SystemExit(code if code > 0 else 128 - code)
+        raise SystemExit(_final(codes) or next((128 - code for code in codes if code < 0), codes[0]))
 
 
 @contextmanager
