@@ -104,6 +104,18 @@ NOT_TYPED = {  # why a template is not tested here
     **dict.fromkeys(("--budget {}m{}", " or --method frozen"), "test_methods: a budget too short for an epoch"),
     "give --budget or --epochs, not both": "test_methods: a budget and epochs contradict",
     **dict.fromkeys(("--method {}", "another --model"), "test_baselines: what can help"),
+    **dict.fromkeys((
+        "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
+        "leave --processes out: an estimate needs one process",
+        "leave --processes out: several trainings need one process", "bertworks slurm pretrain SHARDS -o MODEL",
+        "--nodes 2, or --nodes 1:2 if one may be lost or come later", "--rendezvous node1:29500",
+        "on each machine: --nodes 2 --rendezvous node1:29500", "give their number on each machine: --processes 1",
+        "--nodes, --rendezvous and --restarts are for several processes",
+    ), "test_launch: what is refused"),
+    "--device cuda: each process takes one of the GPUs": GPU,
+    "start the same command on each of them, or name fewer: --nodes 1:2": "test_lost_processes starts such machines",
+    "-o FOLDER on a disk that all machines share; the data must be at the same path on each of them":
+        "test_lost_processes: machines with and without",
     "--set {}": "a part of a message, which test_a_setting_that_a_method_does_not_use has",
     "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt":
         "test_first_hour: examples in the help",
@@ -115,7 +127,18 @@ FAST = ("--set", "epochs=1", "--set", "batch_size=8", "--set", "optimizer.learni
 NOT_TYPED |= {
     text: NOT_ADVICE
     for text in templates()
-    if text.startswith(("\n`{}` is {}, opset", "A command that uses a model", "((flan-|m|by)?t5"))
+    if text.startswith(
+        (
+            "\n`{}` is {}, opset",
+            "A command that uses a model",
+            "((flan-|m|by)?t5",
+            "#!/bin/bash",
+            " --nodes ",
+            "--nodes {}: ",
+            "--rendezvous {}: ",
+            "--processes {}",
+        )
+    )
 }
 
 

@@ -57,7 +57,7 @@ ALSO = {  # what single modules may import
     "serve.openapi": "msgspec",
     "serve.server": "uvicorn",
 }
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 127
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 129
 
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = [name for name in FILES if not name.endswith("__init__")]

@@ -42,7 +42,7 @@ from typing import Annotated, Any, Literal, TextIO
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from bertworks.errors import url_of
+from bertworks.errors import UsageError, url_of
 from bertworks.events import Event
 from bertworks.io.processes import Bulk
 from bertworks.io.remote import published, shown
@@ -114,6 +114,44 @@ class Training:
 
 
 Trainings = Annotated[Training, Parameter("*")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The processes of a training.
+
+    Args:
+        processes: Train in this number of processes on each machine, one per GPU. The same training, but faster. One
+            that is lost or hangs is named, and all start again from the last checkpoint.
+        nodes: Machines: 2; or 1:2, the least and the most. Type the same command on each.
+        rendezvous: Where machines meet: the name of one and a free port, as node1:29500.
+        restarts: The most restarts.
+    """
+
+    processes: Annotated[int | None, at_least(1)] = None
+    nodes: str = "1"
+    rendezvous: str | None = None
+    restarts: Annotated[int, at_least(0)] = 10
+
+    @property
+    def starts(self) -> bool:
+        """Whether this command starts processes, which run it without these options."""
+        if self.processes is None and self != Group():
+            what = "--nodes, --rendezvous and --restarts are for several processes"
+            raise UsageError(what, hint="give their number on each machine: --processes 1")
+        return self.processes is not None
+
+    def launch(self) -> Iterable[Event]:
+        """Run the typed command in these processes, which print its results. Returns no events."""
+        from bertworks.runs.launch import launch
+
+        assert self.processes
+        launch(typed, **vars(self), say=say)
+        return []
+
+
+Grouped = Annotated[Group, Parameter("*")]
+typed = list[str]()  # the words of the command
 Pooling = Literal["mean", "cls", "max", "last-four"] | None
 MaxLength = Annotated[int | None, at_least(3)]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
@@ -159,14 +197,14 @@ def emit(data: Any) -> None:
 
 def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with the option --json, which prints what it returns: events, or a `Result`; or what it yields: each
-    `Result`. A command that has the option itself is unchanged."""
+    `Result`. With a `Group` the command is run by its processes. A command that has the option itself is unchanged."""
     signature = inspect.signature(command)
     if "as_json" in signature.parameters:
         return command
 
     @wraps(command)
-    def shown(*words: Any, as_json: bool = False, **options: Any) -> None:
-        result = command(*words, **options)
+    def shown(*words: Any, as_json: bool = False, group: Group | None = None, **options: Any) -> None:
+        result: Any = group.launch() if group and group.starts else command(*words, **options)
         if isinstance(result, tuple) or inspect.isgeneratorfunction(command):
             for value, text in [result] if isinstance(result, tuple) else result:
                 emit(value) if as_json else out(text)

@@ -38,7 +38,7 @@ _JOBS = {  # groups of commands, in the order of the help
     "Vectors and search": "embed index search",
     "Pre-train on raw text": "vocab prepare pretrain fill generate score",
     "Serve, convert and share": "serve export import convert push",
-    "This machine": "doctor demo",
+    "This machine": "slurm doctor demo",
 }
 _MODEL_FIRST = "predict fill generate score explain embed evaluate serve export convert push".split()
 _RESUMED = {"pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue"}  # if they are repeated
@@ -126,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
         words = _model_first(_set_threads(words))
+        console.typed[:] = words + ["--debug"] * debug
         result = make_app()(words)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is an error of the command
@@ -172,7 +173,7 @@ def _report(error: BaseException, words: list[str]) -> int:
         return 2
     if isinstance(error, KeyboardInterrupt | SystemExit):
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.code
-        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        if code in (128 + signal.SIGINT, 128 + signal.SIGTERM) and "TORCHELASTIC_RUN_ID" not in os.environ:
             say(_how_to_go_on(words))
         return code if isinstance(code, int) else 1
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
@@ -227,6 +228,7 @@ def run() -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as Ctrl-C: trainings save, then end
     code = main()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # the reader has closed the pipe; there is no stream

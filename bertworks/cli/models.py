@@ -6,10 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 import bertworks as bw
-from bertworks.cli import console
+from bertworks.cli import console, training
+from bertworks.cli.console import with_json
+from bertworks.errors import UsageError
 from bertworks.events import Event
 
 
@@ -153,6 +155,43 @@ def push(
         bertworks push MODEL owner/name --private --license mit
     """
     return bw.push(model, repository, dry_run=dry_run, private=private, licence=licence)
+
+
+def slurm(
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    nodes: Annotated[int, console.at_least(1)] = 1,
+    gpus: Annotated[int, console.at_least(0)] = 0,
+    processes: Annotated[int | None, console.at_least(1)] = None,
+    cpus: Annotated[int | None, console.at_least(1)] = None,
+    time: str = "1d",
+) -> console.Result:
+    """Print a script for Slurm's sbatch that runs a training, on one machine or several.
+
+    The job saves a minute before its time limit and is put into the queue again until the training is done.
+
+    Args:
+        words: The training: pretrain or finetune with its arguments.
+        nodes: Number of machines.
+        gpus: GPUs on each machine.
+        processes: Processes on each machine. Unset: one per GPU, or one.
+        cpus: CPUs on each machine. Unset: 8 for each process.
+        time: Time limit of the job, as 8h or 2d.
+
+    Examples:
+        bertworks slurm pretrain SHARDS -o MODEL --gpus 8 --time 8h > job.sh
+        bertworks slurm finetune train.csv -o MODEL --nodes 2 --gpus 4
+    """
+    from bertworks.runs.launch import batch_script
+
+    if not {*words[:1]} & {"pretrain", "finetune"}:
+        raise UsageError("a job is a training: pretrain or finetune", hint="bertworks slurm pretrain SHARDS -o MODEL")
+    app = App(print_error=False, exit_on_error=False)
+    for command in (training.pretrain, training.finetune):
+        app.command(with_json(command))
+    app.parse_args(words)  # a wrong option is found now, and not when the job starts
+    count = processes or max(1, gpus)
+    text = batch_script(words, nodes=nodes, processes=count, gpus=gpus, cpus=cpus or 8 * count, time=time)
+    return {"script": text}, text.rstrip()
 
 
 def doctor(*, as_json: console.Json = False) -> int:

@@ -105,6 +105,7 @@ def pretrain(
     workers: console.Workers = None,
     raw: console.Raw = console.RawText(),
     verify: console.Flag = False,
+    group: console.Grouped = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event] | console.Result:
     """Pre-train a BERT on raw text, or on shards from `prepare`.
@@ -245,6 +246,7 @@ def finetune(
     read: console.Read = ReadOptions(),
     device: str = "auto",
     precision: console.TrainingPrecision = "auto",
+    group: console.Grouped = console.Group(),
     overwrite: console.Overwrite = False,
 ) -> Iterable[Event]:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.

@@ -103,7 +103,7 @@ def finetuning(
     with training_processes(device) as processes:
         refuse_nested(output, paths)
         if not processes.first:
-            processes.meet()  # the first process has created the folder by then, or seen that the run is finished
+            processes.meet(output)  # the first process has created the folder by then, or seen that the run is finished
         resumes = check_same_request(output, content, overwrite and processes.first)
         if not (resumes and (output / FINISHED).exists()):
             recipe_file = output / "recipe.toml"
@@ -122,7 +122,7 @@ def finetuning(
                         shutil.rmtree(output / name, ignore_errors=True)
                 processes.wait()
         elif processes.first:
-            processes.meet()
+            processes.meet(output)
         done = read_json(output / FINISHED)
         yield Event("done", done["text"], done["fields"])
 
@@ -156,7 +156,7 @@ def _train(
         write_json(output / "data.json", survey)
         # Before the first step that all processes compute together.
         seconds = forecast(job, device, processes.count) * trainings(job)
-        processes.meet()
+        processes.meet(output)
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from make_featurizer(job.description, job.model.tokenizer).examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
@@ -164,7 +164,7 @@ def _train(
     if job.method == "frozen":
         done = _fit(job, output)
     else:
-        done = yield from forward_events(TrainingRun(output, job, device).events())
+        done = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if not processes.first:
         return None
     result, text = evaluate_on_dev(job, output, device, methods, baselines)

@@ -207,7 +207,7 @@ def _train(
     seconds, part = 0.0, job.steps_per_epoch / sum(job.sizes)
     if processes.first:
         seconds = part * sum(forecast(one, device, processes.count) for one in job.jobs.values())
-        processes.meet()
+        processes.meet(output)
     for name, one in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
         yield from make_featurizer(one.description, one.model.tokenizer).examples(one.train)
@@ -215,7 +215,7 @@ def _train(
     text = f"{job.survey}\ntraining     {steps}, each of one task\n"
     text += f"time         about {duration(seconds)} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
-    done = yield from forward_events(TrainingRun(output, job, device).events())
+    done = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if not processes.first:
         return None
     evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device) for n, one in job.jobs.items()}

@@ -138,7 +138,7 @@ def pretrain(
                 resolved = yield from _fill_budget(resolved, request, shards, output, where, begin, processes.count)
                 write_text(output / "recipe.toml", dump_recipe(resolved))
                 yield _plan_event(resolved)
-        processes.meet()
+        processes.meet(output)
         resolved = load_recipe(str(output / "recipe.toml"))
         processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
         shards = shards if processes.first else Shards.open(request.shards_folder(output, request.languages[:1]))
@@ -146,7 +146,7 @@ def pretrain(
         if request.budget:  # a schedule knows the time of evaluations, which is a part of the reserve
             seconds, fixed = (1 - RESERVE / 2) * seconds_of(request.budget), parse_overrides(request.overrides)
             job.schedule = Schedule(seconds, begin, read_plans(output), fixed)
-        done = yield from forward_events(TrainingRun(output, job, where).events())
+        done = yield from forward_events(TrainingRun(output, job, where, processes).events())
         yield _ending(done, job, output)
 
 

@@ -1,17 +1,26 @@
 """The processes of a training: those that torchrun starts, and the signals that end one."""
 
 import os
+import platform
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.runs.heartbeat import Heartbeat, LostProcessError, meet_in
+
+# The first process may prepare, evaluate and save for hours while others wait: their `Heartbeat` says whether to wait.
+FOR_EVER = timedelta(days=1)
 
 
 def terminable() -> AbstractContextManager[None]:
@@ -80,9 +89,16 @@ class Processes:
 
     def __init__(self, device: torch.device):
         self.count, self.device = int(os.environ.get("WORLD_SIZE", "1")), device
-        self.first = os.environ.get("RANK", "0") == "0"
-        if self.count > 1 and dist.is_initialized():
-            raise BertworksError("a process group exists already", hint="let the training create it")
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.first, self._heartbeat = self.rank == 0, None
+        if self.count > 1:
+            if dist.is_initialized():
+                raise BertworksError("a process group exists already", hint="let the training create it")
+            if device.type == "cuda" and device.index != int(os.environ.get("LOCAL_RANK", device.index or 0)):
+                raise UsageError(f"{device} is one GPU", hint="--device cuda: each process takes one of the GPUs")
+            store, *_ = next(rendezvous("env://", timeout=FOR_EVER))
+            self._store = meet_in(store, self.rank, self.count)
+            self._heartbeat = Heartbeat(self._store, self.rank, self.count)
 
     def refuse_to_share(self, items: int) -> None:
         """Raises UsageError if a step has fewer items than there are processes."""
@@ -90,18 +106,59 @@ class Processes:
             what = f"a step of {items} items cannot be shared by {self.count} processes"
             raise UsageError(what, hint="start fewer processes")
 
-    def meet(self) -> None:
-        """Waits for all processes, and creates the process group."""
-        if self.count > 1:
-            if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(days=1))
+    def meet(self, output: Path) -> None:
+        """Waits for all processes, and creates the process group.
+
+        Raises:
+            UsageError: one of them is on a machine that does not share the output folder, which exists.
+        """
+        if self.count == 1:
+            return
+        if self.first:
+            self._store.set("prepared", "")
+        while not self._store.check(["prepared"]):  # here SIGTERM is handled at once, within torch it is not
+            time.sleep(0.05)
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo", store=self._store, rank=self.rank, world_size=self.count, timeout=FOR_EVER,
+            device_id=self.device if on_gpu else None,
+        )  # fmt: skip
+        if os.environ.get("LOCAL_WORLD_SIZE") != str(self.count):
+            self._refuse_other_folder(output)
+
+    def _refuse_other_folder(self, output: Path) -> None:
+        words: list[str] = [uuid4().hex]
+        dist.broadcast_object_list(words, src=0)
+        mark = output / f".shared-{words[0]}"
+        if self.first:
+            mark.touch()
+        dist.barrier()
+        blind = [""] * self.count
+        dist.all_gather_object(blind, "" if mark.exists() else platform.node())
+        if self.first:
+            mark.unlink()
+        if names := sorted({*filter(None, blind)}):
+            what = f"{', '.join(names)} cannot see the folder {output.resolve()} of the first process"
+            hint = "-o FOLDER on a disk that all machines share; the data must be at the same path on each of them"
+            raise UsageError(what, hint=hint)
+
+    def step(self) -> AbstractContextManager[None]:
+        """The block is a step of the training, in which all processes wait for each other."""
+        return self._heartbeat.step() if self._heartbeat else nullcontext()
 
     def wait(self) -> None:
         """Waits for all processes."""
         if self.count > 1:
             dist.barrier()
+
+    def leave(self) -> None:
+        """Leaves the group."""
+        if self._heartbeat:
+            self._heartbeat.stop()
+        if self.count > 1 and dist.is_initialized():
+            dist.destroy_process_group()
 
 
 @contextmanager
@@ -109,7 +166,7 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
     """The processes of a training, which SIGTERM ends as Ctrl-C does.
 
     Raises:
-        BertworksError: another process of the training ended.
+        LostProcessError: another process of the training ended.
     """
     processes = Processes(device)
     try:
@@ -120,9 +177,6 @@ def training_processes(device: torch.device) -> Iterator[Processes]:
         is_lost = isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
         if processes.count == 1 or not is_lost:
             raise
-        what = "another process of this training ended; its own message says why"
-        hint = "run the same command again: it resumes from the last checkpoint"
-        raise BertworksError(what, hint=hint) from error
+        raise LostProcessError("another process of this training ended; its own message says why") from error
     finally:
-        if processes.count > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+        processes.leave()

@@ -27,7 +27,7 @@ from bertworks.io.atomic_write import fsync, remove_leftovers
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
-from bertworks.runs.processes import GracefulShutdown
+from bertworks.runs.processes import GracefulShutdown, Processes
 from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures, write_plans
 from bertworks.training.budget import MEMORY, Pace
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, fixed_order, measure_matmul
@@ -47,8 +47,11 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device):
-        self.folder, self.job, self.device = folder, job, device
+    def __init__(
+        self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device,
+        processes: Processes | None = None,
+    ):  # fmt: skip
+        self.folder, self.job, self.device, self.processes = folder, job, device, processes or Processes(device)
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -144,7 +147,7 @@ class TrainingRun:
         last = saved
         while not self._is_over():
             begin = time.perf_counter()
-            with self.shutdown.computing():
+            with self.shutdown.computing(), self.processes.step():
                 step = next(steps)
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()

@@ -1,0 +1,197 @@
+"""Several processes for one training: torchrun within this process, and the script that gives them to Slurm."""
+
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.io.processes import available_cpus
+from bertworks.io.text_files import STDIN
+from bertworks.runs.heartbeat import LostProcessError
+from bertworks.runs.request import seconds_of
+
+MODULE = "bertworks.cli.main"
+LAST_CALL = 10  # seconds in which machines may join a group that could start without them
+SAVING = 45  # seconds that processes have to save and end, less than the notice of Slurm
+NOTICE = 60  # seconds before the time limit of a job
+_OPTIONS = ("--processes", "--nodes", "--rendezvous", "--restarts")
+_ONCE = {  # options for which a group of processes has no use, and what to type
+    "--overwrite": "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
+    STDIN: "write the text into a file: each process reads it, and each restart again",
+    "--estimate": "leave --processes out: an estimate needs one process",
+    **dict.fromkeys(("--seeds", "--folds", "--sweep"), "leave --processes out: several trainings need one process"),
+}
+
+
+class _Agent(LocalElasticAgent):
+    """The parent of the processes on this machine. It starts them again where that can help."""
+
+    say: Callable[[str], None]
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
+            if _final(codes.values()) is not None:
+                self._remaining_restarts = 0  # an error of the data or of the command
+                return result
+            for rank, code in codes.items():
+                if code < 0 and code != -signal.SIGTERM:  # torchrun itself ends the others by SIGTERM
+                    self.say(f"rank {rank} was killed by signal {-code}, perhaps for lack of memory")
+            if left := self._remaining_restarts:
+                self.say(f"starting all processes again from the last checkpoint; {left} restarts are left")
+        return result
+
+
+def _final(codes: Iterable[int]) -> int | None:
+    """The exit status of processes that must not start again, or None. One that ends by SIGTERM is not to blame where
+    another one was lost."""
+    codes, ended = list(codes), (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    wrong = [code for code in codes if code > 0 and code not in (*ended, LostProcessError.exit_code)]
+    return wrong[0] if wrong else codes[0] if all(code in ended for code in codes) else None
+
+
+def without(words: Sequence[str], options: Sequence[str] = _OPTIONS) -> list[str]:
+    """The words of a command without these options and their values."""
+    kept, skips = list[str](), False
+    for word in words:
+        name, _, value = word.partition("=")
+        if not skips and name not in options:
+            kept.append(word)
+        skips = not skips and name in options and not value
+    return kept
+
+
+def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
+    """The least and the most machines."""
+    match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nodes)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 0 < least <= most:
+        raise UsageError(f"--nodes {nodes}: expected a number of machines, or the least and the most",
+                         hint="--nodes 2, or --nodes 1:2 if one may be lost or come later")  # fmt: skip
+    if rendezvous and not re.fullmatch(r"[^\s:]+:\d{1,5}", rendezvous):
+        what = f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it"
+        raise UsageError(what, hint="--rendezvous node1:29500")
+    if bool(rendezvous) != (nodes != "1"):
+        what = "machines find each other at the name and a free port of one of them"
+        raise UsageError(what, hint="on each machine: --nodes 2 --rendezvous node1:29500")
+    return least, most
+
+
+def _refuse_single(words: Sequence[str]) -> None:
+    for name in (word.partition("=")[0] for word in words):
+        if name in _ONCE:
+            what = "standard input" if name == STDIN else name
+            raise UsageError(f"{what} is for one process", hint=_ONCE[name])
+
+
+def launch(
+    words: Sequence[str], processes: int, *, nodes: str = "1", rendezvous: str | None = None, restarts: int = 10,
+    say: Callable[[str], None] = print,
+) -> None:  # fmt: skip
+    """Run a command of bertworks in several processes, as torchrun does, and start them again where one is lost.
+
+    Args:
+        words: the command without "bertworks"; options of the group are left out.
+        processes: on this machine. nodes: machines, or the least and the most. rendezvous: where machines meet.
+        restarts: the most.
+
+    Raises:
+        UsageError: options that contradict each other.
+        BertworksError: the other machines cannot be reached.
+        SystemExit: with the status of the process that failed.
+    """
+    least, most = _limits(nodes, rendezvous)
+    _refuse_single(words)
+    run_id, words = re.sub(r"\W", "-", rendezvous or str(os.getpid())), without(words)
+    if "OMP_NUM_THREADS" not in os.environ and "BERTWORKS_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, available_cpus() // processes))
+    if rendezvous:  # with a shared store torch 2.13 gives machines that come later no address
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    names = ("OMP_NUM_THREADS", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+    before = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    where = ["--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous, "--rdzv-id", run_id]
+    typed = ["--nproc-per-node", str(processes), *(where if rendezvous else ["--standalone"])]
+    typed += ["--max-restarts", str(restarts), "-m", MODULE, *words]
+    say(f"as: {shlex.join([*before, 'torchrun', *map(str, typed)])}")
+    with _explain(rendezvous or "localhost"):
+        meeting = RendezvousParameters(
+            "c10d", rendezvous or "localhost:0", run_id, least, most, last_call_timeout=LAST_CALL
+        )
+        spec = WorkerSpec(
+            "training", processes, get_rendezvous_handler(meeting), entrypoint=sys.executable,
+            args=("-u", "-m", MODULE, *words), max_restarts=restarts,
+        )  # fmt: skip
+        agent = _Agent(spec, DefaultLogsSpecs(), shutdown_timeout=SAVING)
+        agent.say = say
+        try:
+            result = agent.run()
+        except SignalException as error:  # the other machines go on without this one
+            raise SystemExit(128 + error.sigval) from None
+        except BaseException:
+            spec.rdzv_handler.shutdown()
+            raise
+        spec.rdzv_handler.shutdown()
+    if result.is_failed():
+        codes = [failure.exitcode for failure in result.failures.values()]
+        raise SystemExit(_final(codes) or next((128 - code for code in codes if code < 0), codes[0]))
+
+
+@contextmanager
+def _explain(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (RendezvousConnectionError, DistError) as error:
+        what = f"no process of the training answers at {where}"
+        hint = "start the same command on that machine; its name must be known, and its port open, on this one"
+        raise BertworksError(what, hint=hint) from error
+    except RendezvousTimeoutError as error:
+        what = f"too few machines came to {where}"
+        raise BertworksError(what, hint="start the same command on each of them, or name fewer: --nodes 1:2") from error
+    except RendezvousClosedError as error:
+        what = f"the training at {where} has ended"
+        raise BertworksError(what, hint="see the messages of the other machines") from error
+
+
+def batch_script(words: Sequence[str], *, nodes: int, processes: int, gpus: int, cpus: int, time: str) -> str:
+    """A script for Slurm's sbatch that runs a training on several machines.
+
+    Args:
+        words: the command without "bertworks". processes, gpus, cpus: on each machine. time: as 8h.
+
+    Slurm starts one torchrun per machine. It sends SIGTERM a minute before the time limit: the training saves, and the
+    job is put into the queue again. So it is where a machine fails.
+    """
+    _refuse_single(words)
+    seconds = int(seconds_of(time))
+    limit = f"{seconds // 86400}-{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    output = next((one for name, one in pairwise(words) if name in ("-o", "--output")), "bertworks")
+    options = [
+        f"job-name={re.sub(r'[^A-Za-z0-9._-]', '-', Path(output).name) or 'bertworks'}", f"nodes={nodes}",
+        "ntasks-per-node=1", f"cpus-per-task={cpus}", *([f"gpus-per-node={gpus}"] if gpus else []), f"time={limit}",
+        "requeue", f"signal=TERM@{NOTICE}", "output=%x-%j.log", "open-mode=append",
+    ]  # fmt: skip
+    group = f"--processes {processes}"
+    if nodes > 1:
+        group += ' --nodes "$SLURM_NNODES" --rendezvous "$head:$((20000 + SLURM_JOB_ID % 20000))"'
+    script = (Path(__file__).parent / "slurm.sh").read_text(encoding="utf-8")
+    command = f"{shlex.join(without(words, ['--rendezvous']))} \\\n  {group}"
+    return script.format(options="\n".join(f"#SBATCH --{option}" for option in options), command=command)
