@@ -337,6 +337,14 @@ def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.Monk
     assert error.value.hint == "pip install 'bertworks[remote]'"
 
 
+@pytest.mark.parametrize("option", [["--join"], ["--part", "0/2"], ["--on", "ray"]])
+def test_portions_of_several_machines_need_a_folder(memory: Any, capsys: Any, option: list[str]):
+    memory.pipe_file("/b/t.csv", b"text\none\n")
+    assert main(["embed", "minilm", "memory://b/t.csv", "-o", "memory://b/v.npy", *option]) == 2
+    assert "a folder that all machines see" in capsys.readouterr().err
+    assert not memory.exists("/b/v.npy.upload")
+
+
 def test_without_urls_fsspec_is_not_imported():
     code = "import sys, bertworks.cli.main, bertworks.io.remote; sys.exit('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(bertworks.__file__).parents[1]).returncode == 0

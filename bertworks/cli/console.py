@@ -222,8 +222,12 @@ def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def run(*words: Any, **options: Any) -> Any:
         output: str | Path | None = options.get("output")
-        if output is None or not (url := url_of(output)):
+        group, bulk = options.get("group"), options.get("bulk") or Bulk()
+        if output is None or not (url := url_of(output)) or (group and group.starts):  # its processes upload
             return command(*words, **options)
+        if bulk and bulk.on != "local":
+            hint = "write to a folder that all machines see, and copy the output from there"
+            raise UsageError("portions of several machines meet in a folder, not under a URL", hint=hint)
         with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:
             return command(*words, **options | {"output": type(output)(path)})
 
