@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bertworks.interop.export import export as export
     from bertworks.interop.load import LoadedModel as LoadedModel, load as load
     from bertworks.interop.push import push as push
+    from bertworks.io.remote import published as published
     from bertworks.io.tables import ReadOptions as ReadOptions
     from bertworks.models.config import EncoderConfig as EncoderConfig
     from bertworks.models.encoder import Encoder as Encoder

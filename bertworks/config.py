@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from bertworks.errors import UsageError, expect, names_of
+from bertworks.errors import UsageError, as_path, expect, names_of
 from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
@@ -68,10 +68,10 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
         UsageError: no such file or name; a file that is no text.
     """
     if name.endswith(".toml"):
-        if not Path(name).is_file():
+        if not (path := as_path(name)).is_file():
             raise UsageError(f"there is no recipe file {name}", hint=f"name one of {', '.join(known)}, or a file")
         try:
-            return read_small(Path(name), _LARGEST_RECIPE).decode("utf-8-sig").replace("\r\n", "\n")
+            return read_small(path, _LARGEST_RECIPE).decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             raise UsageError("this is not a text in UTF-8", where=name, hint="save it as UTF-8") from error
     near = get_close_matches(name, known, 1)

@@ -36,6 +36,7 @@ LIBRARIES = {  # what the modules of a package may import besides the standard l
 }
 ALSO = {  # what single modules may import
     "batching.batch": "torch",
+    "io.remote": "filelock fsspec",
     "checkpoints.resolve": "huggingface_hub",
     "checkpoints.tensorflow": "google_crc32c",
     "inference.engine": "onnxruntime",
@@ -55,7 +56,7 @@ ALSO = {  # what single modules may import
     "serve.openapi": "msgspec",
     "serve.server": "uvicorn",
 }
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 124
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 123
 
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = [name for name in FILES if not name.endswith("__init__")]

@@ -75,11 +75,10 @@ def pretraining_card(
     """
     start = "The capital of France is"
     prompt = f"{start} {mask_token}." if mask_token else start
-    verb = "fill" if mask_token else "generate"
     values: dict[str, object] = {
-        "verb": verb,
+        "verb": "fill" if mask_token else "generate",
         "pipeline": "fill-mask" if mask_token else "text-generation",
-        "command": f'bertworks {verb} . "{prompt}"',
+        "command": f'bertworks fill . "{prompt}"' if mask_token else f'bertworks generate . "{prompt}"',
         "prompt": prompt,
         "name": " ".join(name.split()),
         "c": config,

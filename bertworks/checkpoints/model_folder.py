@@ -167,7 +167,7 @@ def save_model(
     Raises:
         BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
     """
-    folder = as_path(folder)
+    folder = as_path(folder, "output")
     theirs = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)

@@ -42,8 +42,9 @@ from typing import Annotated, Any, Literal, TextIO
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, url_of
 from bertworks.events import Event
+from bertworks.io.remote import published, shown
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
 
@@ -182,6 +183,7 @@ def say(text: str) -> None:
 def out(text: str, stream: TextIO | None = None) -> None:
     """Print a line to a stream, by default standard output. On a terminal control characters are shown as JSON writes
     them: they could move its cursor, change its title or hide text."""
+    text = shown(text)
     if stream := stream or sys.stdout:  # None: it was closed when the process started
         print(text.translate(CONTROLS) if stream.isatty() else text, file=stream, flush=True)
 
@@ -210,6 +212,20 @@ def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
     option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
     vars(shown)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), option])
     return shown
+
+
+def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with an -o that may be a URL: it writes to a local working copy, which is uploaded at the end."""
+
+    @wraps(command)
+    def run(*words: Any, **options: Any) -> Any:
+        output: str | Path | None = options.get("output")
+        if output is None or not (url := url_of(output)):
+            return command(*words, **options)
+        with published(url, overwrite=bool(options.get("overwrite")), note=say) as path:
+            return command(*words, **options | {"output": type(output)(path)})
+
+    return run
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

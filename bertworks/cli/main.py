@@ -28,7 +28,7 @@ from cyclopts import App, CycloptsError, Group, UnknownOptionError
 
 from bertworks import __version__
 from bertworks.cli import console, evaluation, inference, models, training
-from bertworks.cli.console import say, with_json
+from bertworks.cli.console import say, with_json, with_urls
 from bertworks.config import near_field, option_of
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
@@ -89,7 +89,8 @@ def _commands(*modules: ModuleType) -> Iterator[tuple[str, Callable[..., object]
                 text, _, examples = (inspect.getdoc(value) or "").partition("\nExamples:\n")
                 text = _with_shared_options(text, inspect.signature(value).parameters)
                 value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", text)
-                yield name.rstrip("_"), with_json(value), vars(value).setdefault("examples", _examples(examples))
+                shown = with_urls(with_json(value))
+                yield name.rstrip("_"), shown, vars(value).setdefault("examples", _examples(examples))
 
 
 def _with_shared_options(text: str, names: Collection[str]) -> str:

@@ -88,7 +88,7 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     """
     if str(path) == "-":
         return "csv"
-    name = str(as_path(path)).lower()
+    name = str(as_path(path, "output")).lower()
     kind = FORMATS.get(format_suffix(name))
     if kind is None or kind == "text" or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         left_out = ("text", "conll") if vectors else ("text",)
@@ -102,7 +102,7 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
 
 def refuse_same(reader: RowReader, output: str | Path) -> None:
     """Raises UsageError if the output is the input file."""
-    path = as_path(output).expanduser()
+    path = as_path(output, "output").expanduser()
     if str(output) != "-" and path.exists() and path.samefile(reader.path):
         raise UsageError("this is the input file", where=str(output), hint="-o ANOTHER-FILE")
 

@@ -134,9 +134,9 @@ def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, e
     """Question id -> value, from a mapping or a JSON file; BertworksError for a value of another kind."""
     values = source
     if not isinstance(source, Mapping):
-        if not Path(source).exists():
-            raise nothing_there(Path(source))
-        values = parse_json("\n".join(line for _, line in utf8_lines(Path(source), str(source))), str(source))
+        if not (path := as_path(source)).exists():
+            raise nothing_there(path)
+        values = parse_json("\n".join(line for _, line in utf8_lines(path, str(source))), str(source))
     if not isinstance(values, Mapping):
         problem = f"expected one JSON object, not {values!r:.60}"
         raise BertworksError(problem, where=str(source), hint=f"write {example}")

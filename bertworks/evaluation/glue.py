@@ -162,7 +162,11 @@ def evaluate_glue(
         BertworksError: the folder has no task, or lacks a named one.
     """
     options = {k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")}
-    output, tasks, present = as_path(output), names_of(tasks), {task.name: task for task in find_glue_tasks(data)}
+    output, tasks, present = (
+        as_path(output, "output"),
+        names_of(tasks),
+        {task.name: task for task in find_glue_tasks(data)},
+    )
     for name in tasks:
         if name not in (known := [task.name for task in GLUE]):
             raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")

@@ -90,7 +90,7 @@ def evaluate_probe(
             a token; no room on the disk.
     """
     if output is not None:
-        refuse_not_empty(as_path(output).expanduser())
+        refuse_not_empty(as_path(output, "output").expanduser())
     for name, value, least in (("rank", rank, 0), ("epochs", epochs, 1), ("sample", sample, 0), ("seeds", seeds, 1)):
         expect(value >= least, f"{name} is {value}: expected {least} or more")
     bank = read_treebank(data)
@@ -110,7 +110,7 @@ def evaluate_probe(
     yield from _figures(source, work, result)
     text = probe_table(result)
     if output is not None:
-        folder = as_path(output).expanduser()
+        folder = as_path(output, "output").expanduser()
         write_json(folder / "probe.json", result)
         write_text(folder / "probe.html", probe_page(result))
         text += f"\nwritten to {output}/probe.html"

@@ -196,7 +196,7 @@ class Embedder:
             UsageError: the folder is not empty.
             BertworksError: sentence-transformers lacks this pooling.
         """
-        refuse_not_empty(as_path(folder))
+        refuse_not_empty(as_path(folder, "output"))
         self.settings.save(Path(folder), self.dimension)
         copy_files(self.folder, Path(folder))
 

@@ -270,7 +270,7 @@ class Predictor:
         Raises:
             UsageError: the folder is not empty.
         """
-        refuse_not_empty(as_path(folder))
+        refuse_not_empty(as_path(folder, "output"))
         copy_files(self.folder, Path(folder))
 
 

@@ -67,7 +67,7 @@ def convert(source: str | Path, output: str | Path, *, language: str = "") -> It
         expect(not language, "checkpoints of Google's have no languages", where=source)
         yield from import_checkpoint(source, output)
         return
-    refuse_not_empty(as_path(output))
+    refuse_not_empty(as_path(output, "output"))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
     content = _read_folder(resolve_model(source))
     if language:
@@ -94,7 +94,7 @@ def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any
     if prefix is None:
         hint = "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert"
         raise BertworksError("no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint)
-    refuse_not_empty(as_path(output))
+    refuse_not_empty(as_path(output, "output"))
     model, notes = load_checkpoint(prefix, **options)
     yield from _write(prefix.name, Path(output), _with_head(model, notes))
 

@@ -238,7 +238,7 @@ def export(
         BertworksError: no such model, or an unsupported one; the file differs from the model; onnx or onnxruntime is
             not installed.
     """
-    target = as_path(output)
+    target = as_path(output, "output")
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
         raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")

@@ -26,11 +26,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, explain_os_errors, require
 from bertworks.io.processes import read_system_file
 
 _COUNTER = itertools.count()
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
 _DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
 _MAX_LISTS, _MAX_NAMES = 300_000, 900_000  # the largest vocabularies of BERT models have 250,000 and 500,000 tokens
@@ -112,7 +112,13 @@ def refuse_existing(path: str | Path | None, overwrite: bool) -> None:
     Raises:
         UsageError: it exists.
     """
-    if path is not None and not overwrite and Path(path).expanduser().is_file():
+    if path is not None and Path(path).expanduser().is_file():
+        refuse_replacing(path, overwrite)
+
+
+def refuse_replacing(path: object, overwrite: bool) -> None:
+    """Raise UsageError for a file that exists, unless it may be replaced."""
+    if not overwrite:
         hint = "-o ANOTHER-FILE keeps it; --overwrite replaces it"
         raise UsageError("there is a file of that name", where=str(path), hint=hint)
 
@@ -210,7 +216,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(as_path(path, "output")))
     temporary = temporary_sibling(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +231,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
             _exchange_by_renames(temporary, target)
         fsync(target.parent)
     except BaseException as error:
-        if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
+        if (isinstance(error, OSError) and error.errno in DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             disk = next(folder for folder in target.parents if folder.exists())
             reason = f"{shutil.disk_usage(disk).free / 1e6:.1f} MB free, or a quota or limit is reached"
             what = f"the disk is full ({reason}): this was not written; files saved before are unchanged"

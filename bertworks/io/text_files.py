@@ -328,7 +328,7 @@ def file_or_texts(words: Sequence[str], texts: Sequence[str]) -> str | list[str]
     hint = f"if this is a text: -t {quoted(found[0])}" if found else 'name a file; or give a text: -t "A text"'
     where = found[0] if found else None
     expect(len([*words, *texts]) == 1, "expected one file, or - for standard input, or texts", where=where, hint=hint)
-    path = Path(found[0]).expanduser()
+    path = as_path(found[0]).expanduser()
     if found[0] != "-" and not path.exists():
         error = nothing_there(path)
         raise UsageError(error.what, where=error.where, hint=f"{error.hint}; {hint}")

@@ -18,7 +18,7 @@ import torch
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
-from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, quoted, url_of
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
@@ -90,10 +90,10 @@ class Index(Documents):
         Raises:
             UsageError: the folder is not empty, or there is no stemmer for the language.
         """
-        refuse_documents(as_path(folder))  # before the model is read
+        refuse_documents(as_path(folder, "output"))  # before the model is read
         words = words_state(language)
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
-        name = str(model) if is_model_name(model) else str(Path(model).resolve())
+        name = str(model) if is_model_name(model) or url_of(model) else str(Path(model).resolve())
         manifest = Manifest(model=name, fingerprint=embedder.fingerprint | words, dimension=embedder.dimension)
         create_index(Path(folder), manifest)
         return cls(folder, model=model, device=device)
@@ -323,7 +323,7 @@ def index_file(
     Raises:
         BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
     """
-    folder, reader = as_path(folder), RowReader(documents, read)
+    folder, reader = as_path(folder, "output"), RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length, language=language)

@@ -24,7 +24,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
 from bertworks.io.tables import Data, ReadOptions, stored
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe
@@ -202,7 +202,7 @@ def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) ->
 
 def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
     """The train file and, if there is one, the dev file."""
-    data = Path(source)
+    data = as_path(source)
     if not data.is_dir():
         return source, dev
     files: dict[str, list[Path]] = {"train": [], "dev": []}

@@ -363,13 +363,13 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         what = f"the method {method!r} does not use --teacher"
         expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
         folder = as_path(teacher, "teacher")
-        options |= {"method": "full", "teacher": absolute(folder) if folder.is_dir() else str(teacher)}
-    model, recipe = as_path(options.get("model", "minilm"), "model"), str(options.get("recipe", "stable"))
+        options |= {"method": "full", "teacher": absolute(teacher) if folder.is_dir() else str(teacher)}
+    model, recipe = options.get("model", "minilm"), str(options.get("recipe", "stable"))
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
     options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
     options |= {name: names_of(options.get(name)) for name in ("text", "label")}
     options["overrides"] = words
-    options["model"] = absolute(model) if model.is_dir() else str(options.get("model", "minilm"))
+    options["model"] = absolute(model) if as_path(model, "model").is_dir() else str(model)
     options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     return FinetuneRequest(**options)
 

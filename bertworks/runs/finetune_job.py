@@ -20,7 +20,7 @@ from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model, w
 from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.checkpoints.task_config import TaskConfig, check_same_task, task_settings
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, as_path
 from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
@@ -106,7 +106,7 @@ class FinetuneRequest:
         plain = {tuple: list, StoredRows: str}  # types that JSON lacks
         content = {name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()}
         inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
-        for name, path in ((name, Path(path)) for name, path in inputs.items() if path is not None):
+        for name, path in ((name, as_path(path)) for name, path in inputs.items() if path is not None):
             files = [Path(file) for file in find_files(path, None) if file] if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
@@ -120,7 +120,7 @@ def task_name(data: str | StoredRows) -> str:
     if isinstance(data, StoredRows):
         return ""
     name = Path(data).name
-    return name if Path(data).is_dir() else name.partition(".")[0] or name
+    return name if as_path(data).is_dir() else name.partition(".")[0] or name
 
 
 def _initial_folder(model: str, joint: Mapping[str, Path], name: str) -> Path:

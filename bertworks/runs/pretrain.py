@@ -214,7 +214,7 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
         what = "--extend-vocabulary chooses words of raw text, and these are shards"
         raise UsageError(what, where=str(request.inputs[0]), hint="name the text, or leave --extend-vocabulary out")
     else:
-        shards = Shards.open(Path(request.inputs[0]))
+        shards = Shards.open(as_path(request.inputs[0]))
         tokens, own = shards.manifest.tokens, shards.tokenizer()
         if tokenizer and tokenizer.sha256 != own.sha256:
             hint = f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER"

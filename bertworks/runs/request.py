@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder, weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.errors import UsageError, expect, names_of
+from bertworks.errors import UsageError, as_path, expect, names_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.runs.prepare import read_pairs, read_text
@@ -48,11 +48,11 @@ class Request:
     @property
     def is_shards(self) -> bool:
         """Whether the input is a folder of shards, complete or not."""
-        return len(self.inputs) == 1 and holds_shards(Path(self.inputs[0]))
+        return len(self.inputs) == 1 and holds_shards(as_path(self.inputs[0]))
 
     def shards_folder(self, output: Path, languages: Sequence[str] = ()) -> Path:
         """The folder of the token ids, existing or not; with languages, of a part of the text."""
-        return Path(self.inputs[0]) if self.is_shards else output / "shards" / "-".join(languages)
+        return as_path(self.inputs[0]) if self.is_shards else output / "shards" / "-".join(languages)
 
     def texts(self, output: Path) -> list[Text]:
         """The parts of the text, from their shards."""
@@ -71,11 +71,11 @@ class Request:
         for name in ("languages", "parallel"):  # runs of older versions have none
             content = content if content[name] else {k: v for k, v in content.items() if k != name}
         content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
-        if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
-            content["recipe_sha256"] = sha256(self.recipe)
+        if self.recipe and self.recipe.endswith(".toml") and (path := as_path(self.recipe)).is_file():
+            content["recipe_sha256"] = sha256(path)
         if self.teacher:
             content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
-        if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
+        if self.is_shards and (manifest := as_path(self.inputs[0]) / "manifest.json").is_file():
             content["shards_sha256"] = Manifest.load(manifest).identity
         return content
 

@@ -20,7 +20,7 @@ import torch
 import bertworks
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.training_state import locked
-from bertworks.errors import UsageError, as_path, expect, explain_os_errors
+from bertworks.errors import UsageError, as_path, expect, explain_os_errors, url_of
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.budget import Plan
@@ -88,8 +88,9 @@ def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A path or a glob that means the same from every folder; "-" is standard input."""
-    return str(path) if str(path) == "-" else os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
+    """A path or a glob that means the same from every folder, or a URL; "-" is standard input."""
+    kept = url_of(path) or ("-" if str(path) == "-" else None)
+    return kept or os.path.abspath(as_path(path).expanduser())  # noqa: PTH100 - it keeps links
 
 
 def _read_request(path: Path) -> dict[str, Any]:

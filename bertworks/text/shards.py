@@ -213,7 +213,7 @@ def write_shards(
         BertworksError: the folder holds something else or is in use, the disk is full, a worker died, input files
             changed meanwhile, or there is no text.
     """
-    folder = as_path(folder)
+    folder = as_path(folder, "output")
     settings = _settings(reader, tokenizer)
     busy = "another process is writing to this folder"
     with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):

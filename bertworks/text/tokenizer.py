@@ -211,7 +211,7 @@ class Tokenizer:
         Raises:
             BertworksError: the folder cannot be written, or the disk is full.
         """
-        folder = as_path(folder)
+        folder = as_path(folder, "output")
         is_word_piece = self._description["model"]["type"] == "WordPiece"
         special = [self.tokens[number] for number in sorted(self.special_ids)]
         others = [token for token in special if token not in self.special_tokens.values()]

@@ -1,0 +1,342 @@
+"""Remote storage: memory:// here, s3:// in test_remote_s3.py. What is written there has the bytes of what is written on
+a disk, is complete or is not read, and nothing else stays."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from tiny import write_corpus, write_recipe
+
+import bertworks
+from bertworks.cli.main import main
+from bertworks.errors import BertworksError, UsageError, as_path, url_of
+from bertworks.io import remote
+from bertworks.io.atomic_write import write_text
+from bertworks.io.remote import MANIFEST, Storage, create_once, fetched, published
+from bertworks.runs import training_run
+
+ROWS = b"text,label\nThe film is good.,pos\nThe film is bad.,neg\n"
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("BERTWORKS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "WAITS", (0.001,) * 3)
+    monkeypatch.setattr(remote, "BEAT", 0.01)
+    monkeypatch.setattr(remote, "SILENT", 0.2)
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 of the files of a folder, but not of hidden ones."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "/." not in path.as_posix())
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def remote_digests(memory: Any, folder: str) -> dict[str, str]:
+    names = {name: name.removeprefix(f"/{folder}/") for name in memory.find(f"/{folder}")}
+    return {short: hashlib.sha256(memory.cat_file(name)).hexdigest() for name, short in names.items()}
+
+
+def run(*words: object) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+def work_files(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "cache" / "work").rglob("*") if path.is_file()]
+
+
+def test_vectors_of_a_remote_file_are_those_of_a_local_one(memory: Any, tmp_path: Path, capsys: Any):
+    (tmp_path / "t.csv").write_bytes(ROWS)
+    memory.pipe_file("/b/t.csv", ROWS)
+    run("embed", "minilm", tmp_path / "t.csv", "-o", tmp_path / "v.npy")
+    run("embed", "minilm", "memory://b/t.csv", "-o", "memory://b/v.npy")
+    assert memory.cat_file("/b/v.npy") == (tmp_path / "v.npy").read_bytes()
+    assert memory.find("") == ["/b/t.csv", "/b/v.npy"]  # and no temporary
+    assert not work_files(tmp_path)
+    assert "memory://b/v.npy: 2 vectors" in capsys.readouterr().out
+    assert main(["embed", "minilm", "memory://b/t.csv", "-o", "memory://b/v.npy"]) == 2
+    assert "memory://b/v.npy: there is a file of that name" in capsys.readouterr().err
+    memory.pipe_file("/b/t.csv", ROWS.replace(b"bad", b"fine"))  # another version is another copy
+    run("embed", "minilm", "memory://b/t.csv", "-o", "memory://b/v.npy", "--overwrite")
+    assert memory.cat_file("/b/v.npy") != (tmp_path / "v.npy").read_bytes()
+
+
+def test_a_folder_has_a_manifest_and_the_bytes_of_a_local_one(memory: Any, tmp_path: Path):
+    corpus = write_corpus(tmp_path / "a.jsonl", 30)
+    memory.put_file(str(corpus), "/b/c/a.jsonl")
+    run("vocab", corpus, "-o", tmp_path / "tok", "--size", "300")
+    run("vocab", "memory://b/c", "-o", "memory://b/tok", "--size", "300")
+    run("prepare", corpus, "-o", tmp_path / "shards", "--tokenizer", tmp_path / "tok")
+    run("prepare", "memory://b/c/*.jsonl", "-o", "memory://b/shards", "--tokenizer", "memory://b/tok")
+    for name in ("tok", "shards"):
+        there = remote_digests(memory, f"b/{name}")
+        manifest = json.loads(memory.cat_file(f"/b/{name}/{MANIFEST}"))["files"]
+        del there[MANIFEST]
+        assert {key: facts["sha256"] for key, facts in manifest.items()} == there
+        assert all(memory.size(f"/b/{name}/{key}") == facts["bytes"] for key, facts in manifest.items())
+        here = digests(tmp_path / name)
+        assert {k: v for k, v in there.items() if k != "manifest.json"} == {
+            k: v
+            for k, v in here.items()
+            if k != "manifest.json"  # it has the path of the corpus
+        }
+    before = memory.modified("/b/shards/tokens.bin")
+    run("prepare", "memory://b/c/*.jsonl", "-o", "memory://b/shards", "--tokenizer", "memory://b/tok")
+    assert memory.modified("/b/shards/tokens.bin") == before  # it was finished
+    assert not work_files(tmp_path)
+    assert not [name for name in memory.find("") if name.endswith(remote.CLAIM)]
+
+
+def test_a_folder_without_a_manifest_or_with_other_bytes_is_not_read(memory: Any):
+    with published("memory://b/m") as folder:
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "x.txt").write_text("x")
+    assert (fetched("memory://b/m") / "x.txt").read_text() == "x"
+    assert fetched("memory://b/m") == fetched("memory://b/m/")  # one copy
+    memory.pipe_file("/b/m/x.txt", b"y")
+    manifest = memory.cat_file(f"/b/m/{MANIFEST}")
+    memory.pipe_file(f"/b/m/{MANIFEST}", manifest.replace(b'"format": 1', b'"format":  1'))
+    memory.pipe_file("/b/n/config.json", b"{}")
+    memory.pipe_file(f"/b/n/{MANIFEST}", manifest.replace(b"x.txt", b"../x.txt"))
+    with pytest.raises(BertworksError, match="lead out of the folder"):
+        fetched("memory://b/n")
+    memory.pipe_file(f"/b/n/{MANIFEST}", manifest)
+    memory.pipe_file("/b/n/x.txt", b"y")
+    with pytest.raises(BertworksError, match=r"memory://b/n/x.txt: damaged"):
+        fetched("memory://b/n")
+    memory.rm_file(f"/b/m/{MANIFEST}")
+    with pytest.raises(BertworksError, match="not finished"):
+        fetched("memory://b/m")
+
+
+def test_texts_that_others_have_put_there_need_no_manifest(memory: Any):
+    memory.pipe_file("/b/c/one.txt", b"1")
+    assert [path.name for path in fetched("memory://b/c").iterdir()] == ["one.txt"]
+    memory.pipe_file("/b/c/two.txt", b"2")
+    assert len(list(fetched("memory://b/c").iterdir())) == 2
+    memory.pipe_file("/b/c" + remote.CLAIM, b"someone")
+    with pytest.raises(BertworksError, match="not finished"):
+        fetched("memory://b/c")
+
+
+def pretrain(output: object, corpus: object, recipe: Path) -> int:
+    return main(["pretrain", str(corpus), "-o", str(output), "--recipe", str(recipe), "--device", "cpu"])
+
+
+@pytest.mark.slow
+def test_a_run_resumes_from_its_remote_checkpoint(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    recipe = write_recipe(tmp_path / "tiny.toml")
+    corpus = write_corpus(tmp_path / "a.jsonl")
+    memory.put_file(str(corpus), "/b/a.jsonl")
+    assert pretrain(tmp_path / "m", corpus, recipe) == 0
+    save = training_run.save_checkpoint
+
+    def stop(folder: Path, step: int, *rest: Any, **options: Any) -> Path:
+        path = save(folder, step, *rest, **options)
+        if step == 20:
+            raise KeyboardInterrupt
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "save_checkpoint", stop)
+        assert pretrain("memory://b/m", "memory://b/a.jsonl", recipe) == 130
+    names = set(remote_digests(memory, "b/m"))
+    assert "checkpoints/step-00000020/checkpoint.json" in names
+    assert MANIFEST not in names
+    assert main(["fill", "memory://b/m", "ba [MASK]"]) == 1
+    assert "not finished" in capsys.readouterr().err
+    monkeypatch.setenv("BERTWORKS_CACHE", str(tmp_path / "another-machine"))
+    assert pretrain("memory://b/m", "memory://b/a.jsonl", recipe) == 0
+    assert "resuming after step 20 of 40" in capsys.readouterr().err
+    there = remote_digests(memory, "b/m")
+    assert there["model.safetensors"] == digests(tmp_path / "m")["model.safetensors"]
+    steps = [json.loads(line) for line in memory.cat_file("/b/m/metrics.jsonl").splitlines()]
+    assert [line["step"] for line in steps if "loss" in line] == list(range(1, 41))
+    assert not [path for path in (tmp_path / "another-machine" / "work").rglob("*") if path.is_file()]
+    run("fill", "memory://b/m", "ba [MASK]")
+    assert pretrain("memory://b/m", "memory://b/a.jsonl", recipe) == 0  # it is finished
+    assert remote_digests(memory, "b/m")["model.safetensors"] == there["model.safetensors"]
+
+
+def checkpoint(folder: Path, step: int, content: str) -> None:
+    path = folder / "checkpoints" / f"step-{step:08}"
+    path.mkdir(parents=True)
+    (path / "state.safetensors").write_text(content)
+    (path / "checkpoint.json").write_text("{}")
+
+
+@pytest.mark.parametrize(("here", "there", "resumed"), [(2, 1, "here"), (1, 2, "there"), (2, 2, "here")])
+def test_the_newest_complete_checkpoint_wins(memory: Any, tmp_path: Path, here: int, there: int, resumed: str):
+    work = tmp_path / "cache" / "work" / "memory" / "b" / "run"
+    found: list[str] = []
+
+    def interrupted(act: Callable[[Path], object]) -> None:
+        with published("memory://b/run") as folder:
+            act(folder)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(lambda folder: checkpoint(folder, there, "there"))
+    shutil.rmtree(work)
+    checkpoint(work, here, "here")
+    memory.pipe_file("/b/run/checkpoints/step-00000009/state.safetensors", b"torn")  # without checkpoint.json
+    newest = f"checkpoints/step-{max(here, there):08}/state.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(lambda folder: found.append((folder / newest).read_text()))
+    assert found == [resumed]
+
+
+def test_checkpoints_are_uploaded_while_the_run_trains_and_old_ones_go(memory: Any):
+    with published("memory://b/run") as folder:
+        for step in (1, 2):
+            checkpoint(folder, step, str(step))
+            wanted = f"/b/run/checkpoints/step-{step:08}/checkpoint.json"
+            for _ in range(500):
+                if memory.exists(wanted):
+                    break
+                time.sleep(0.01)
+            assert memory.exists(wanted)
+            if step == 1:
+                shutil.rmtree(folder / "checkpoints")
+        time.sleep(0.1)
+        assert not memory.exists("/b/run/checkpoints/step-00000001/state.safetensors")
+        assert not memory.exists(f"/b/run/{MANIFEST}")
+    assert memory.exists(f"/b/run/{MANIFEST}")
+
+
+def test_one_of_two_writers_is_refused(memory: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    notes: list[str] = []
+    with published("memory://b/v.txt") as path:
+        path.write_text("first")
+        with pytest.raises(BertworksError, match="of this machine writes"), published("memory://b/v.txt"):
+            pass
+        monkeypatch.setenv("BERTWORKS_CACHE", str(tmp_path / "another-machine"))
+        with (
+            pytest.raises(BertworksError, match="another process writes"),
+            published("memory://b/v.txt", note=notes.append),
+        ):
+            pass
+    assert "signs of life" in notes[0]
+    assert memory.cat_file("/b/v.txt") == b"first"
+
+
+def test_a_dead_writer_is_followed_and_learns_of_it(memory: Any):
+    def write() -> None:
+        with published("memory://b/v.txt") as path:
+            path.write_text("late")
+            assert not memory.cat_file("/b/v.txt" + remote.CLAIM).startswith(b"a dead one")
+            memory.pipe_file("/b/v.txt" + remote.CLAIM, b"another one")
+            time.sleep(0.1)
+
+    memory.pipe_file("/b/v.txt" + remote.CLAIM, b"a dead one 7")
+    with pytest.raises(BertworksError, match="has written to this URL"):
+        write()
+    assert memory.find("") == ["/b/v.txt" + remote.CLAIM]
+
+
+def test_a_file_that_appears_meanwhile_stays(memory: Any):
+    def write() -> None:
+        with published("memory://b/v.txt") as path:
+            path.write_text("late")
+            memory.pipe_file("/b/v.txt", b"early")
+
+    with pytest.raises(BertworksError, match="has written to this URL"):
+        write()
+    assert memory.find("") == ["/b/v.txt"]
+    assert memory.cat_file("/b/v.txt") == b"early"
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_the_first_of_many_writers_decides(memory: Any, tmp_path: Path, where: str):
+    target = tmp_path / "p" if where == "disk" else "memory://b/p"
+    won: list[int] = []
+
+    def write(number: int) -> None:
+        (source := tmp_path / f".{number}").write_text(str(number))
+        if create_once(target, source):
+            won.append(number)
+        assert not source.exists()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if where == "disk":  # memory:// looks and then writes
+        assert won == [int(as_path(target).read_text())]
+    (tmp_path / "again").write_text(as_path(target).read_text())
+    assert create_once(target, tmp_path / "again")  # the same content is no conflict
+    (tmp_path / "other").write_text("other")
+    assert not create_once(target, tmp_path / "other")
+
+
+def test_failures_that_pass_are_tried_again(memory: Any, monkeypatch: pytest.MonkeyPatch):
+    store, left = Storage("memory://b/x"), [3]
+    read = store.fs.cat_file
+
+    def flaky(*words: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError(5, "Internal Server Error")
+        return read(*words)
+
+    memory.pipe_file(f"/b/x/{MANIFEST}", b'{"files": {}}')
+    monkeypatch.setattr(type(store.fs), "cat_file", lambda _, *words: flaky(*words))
+    assert store.manifest() == {}
+    left[0] = 100
+    with pytest.raises(BertworksError, match=r"memory://b/x: the storage fails, 4 times: .*Internal Server Error"):
+        store.manifest()
+    assert left[0] == 96
+
+
+def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.MonkeyPatch):
+    assert url_of(Path("s3://bucket/x")) == url_of("s3://bucket/x") == "s3://bucket/x"
+    assert url_of("a/b") is url_of("C:/x") is url_of(7) is None
+    for url, what in {
+        "ftp://host/x": "ftp:// is not read or written",
+        "memory://b/nothing": "no such bucket, folder or file",
+        "memory://b/nothing*": "no such bucket, folder or file",
+        "hf://owner/name": "no file of a data set",
+    }.items():
+        with pytest.raises(BertworksError, match=what):
+            as_path(url)
+    for output in ("memory://b/nothing", Path("memory://b/nothing")):
+        with pytest.raises(UsageError, match="a URL is no output of a function"):
+            as_path(output, "output")
+        with pytest.raises(UsageError, match="a URL is no output of a function"):
+            write_text(output, "text")
+    with pytest.raises(BertworksError, match="a whole bucket"), published("memory://bucket/"):
+        pass
+    with pytest.raises(BertworksError, match="nothing is written to hf"), published("hf://datasets/a/b/c.txt"):
+        pass
+    with pytest.raises(BertworksError, match=r"a URL with \.\."):
+        as_path("memory://b/../x")
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "filesystem", missing)
+    with pytest.raises(BertworksError, match="needs a package") as error:
+        as_path("s3://b/x")
+    assert error.value.hint == "pip install 'bertworks[remote]'"
+
+
+def test_without_urls_fsspec_is_not_imported():
+    code = "import sys, bertworks.cli.main, bertworks.io.remote; sys.exit('fsspec' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(bertworks.__file__).parents[1]).returncode == 0
