@@ -177,7 +177,8 @@ def test_every_advice_is_followed_by_a_test() -> None:
     assert missing == {}
     stale = sorted((set(TESTED) | set(NOT_TYPED)) - set(templates()))
     assert stale == [], "no longer in the code"
-    assert sorted(set(TESTED) & set(NOT_TYPED)) == []
+    here = {text for text, names in TESTED.items() if {*names} & {*globals()}}  # others may type them as well
+    assert sorted(here & set(NOT_TYPED)) == []
 
 
 def test_every_command_has_its_verb_and_options(capsys: pytest.CaptureFixture[str]) -> None:
