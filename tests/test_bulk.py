@@ -215,14 +215,20 @@ def fresh(name: str) -> str:
     return {"embed": "v.npy", "predict": "p.jsonl", "mlm": "m.json"}.get(name, name)
 
 
+def whole_and_joined(name: str, command: Command, folder: Path) -> tuple[Path, Path]:
+    """The output of one process, and a path for that of several."""
+    for place in "ab":
+        (folder / place).mkdir()
+    whole, joined = folder / "a" / fresh(name), folder / "b" / fresh(name)
+    command(whole, Bulk())
+    return whole, joined
+
+
 @pytest.mark.parametrize("name", ["embed", "predict", "index", "prepare", "vocab", "mlm"])
 def test_parts_of_a_command_give_the_output_of_one_process(
     name: str, commands: dict[str, Command], tmp_path: Path, small: None
 ) -> None:
-    for folder in "ab":
-        (tmp_path / folder).mkdir()
-    whole, joined = tmp_path / "a" / fresh(name), tmp_path / "b" / fresh(name)
-    commands[name](whole, Bulk())
+    whole, joined = whole_and_joined(name, commands[name], tmp_path)
     for bulk in parts([2, 0, 2], 3):
         commands[name](joined, bulk)
         assert not joined.is_file()
@@ -239,10 +245,7 @@ def test_parts_of_a_command_give_the_output_of_one_process(
 def test_local_processes_give_the_output_of_one_process(
     name: str, commands: dict[str, Command], tmp_path: Path, small: None
 ) -> None:
-    for folder in "ab":
-        (tmp_path / folder).mkdir()
-    whole, joined = tmp_path / "a" / fresh(name), tmp_path / "b" / fresh(name)
-    commands[name](whole, Bulk())
+    whole, joined = whole_and_joined(name, commands[name], tmp_path)
     commands[name](joined, Bulk(on="local", workers=1))
     assert digest(whole) == digest(joined)
 

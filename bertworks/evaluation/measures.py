@@ -110,8 +110,8 @@ def measure_held_out(
 
 
 def measure_finetuning(arm: Arm, *, data: str | list[str] = "", **options: Any) -> Measuring:
-    """The score on dev of a fine-tuning. options: of `bertworks.finetune`. data: several: a joint fine-tuning, whose
-    first task is measured."""
+    """The score on dev of a fine-tuning. options: of `bertworks.finetune`. With several `data` it is a joint
+    fine-tuning, and the first task is measured."""
     arguments = {"data": data, "model": arm.model, "seed": arm.seed, **options, **arm.finetune}
     data, folder = arguments.pop("data"), arm.output
     if isinstance(data, str):

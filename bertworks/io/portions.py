@@ -29,7 +29,7 @@ from bertworks.io.processes import Bulk, available_cpus, in_processes
 
 # What a portion holds: a number for its name (a count of the command), and bytes, or blocks of bytes.
 Made = tuple[int, bytes | Iterable[bytes]]
-_TRIES = 3  # of a portion whose process ends
+_TRIES = 3  # to make a portion
 _JOB = "job.json"
 _ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
 _AGAIN = "run the same command again: portions that are made are kept; fewer --workers need less memory"

@@ -2,7 +2,7 @@
 
 - `available_cpus`: the limit by affinity and by the CPU quota of a control group (`docker --cpus`)
 - `CpuMonitor`: free CPUs, measured between two calls
-- `Bulk`: the options of large jobs, whose portions are made in several processes
+- `Bulk`: the options of large jobs, which several processes make in portions
 - `in_processes`: results in the order of the inputs, and an error if a worker dies
 
 Workers are child processes that read from standard input, not `multiprocessing`: they need no

@@ -395,7 +395,7 @@ def _add_rows(
 
 
 def _open_or_create(folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any) -> Index:
-    """The index in a folder, whose settings must match, or a new one, which another `part` may be making."""
+    """The index in a folder, which must have the same settings; or a new one, which another `part` may be making."""
     index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
     if index is None or (not index.segments and (model or any(settings.values()))):
         name = model or (index.manifest.model if index else "minilm")
