@@ -111,13 +111,13 @@ def measure_held_out(
 
 def measure_finetuning(arm: Arm, *, data: str | list[str] = "", **options: Any) -> Measuring:
     """The score on dev of a fine-tuning. options: of `bertworks.finetune`. With several `data` it is a joint
-    fine-tuning, and the first task is measured."""
+    fine-tuning, and the first task is measured. There is no comparison with simple methods."""
     arguments = {"data": data, "model": arm.model, "seed": arm.seed, **options, **arm.finetune}
     data, folder = arguments.pop("data"), arm.output
     if isinstance(data, str):
-        events = finetune_events(folder, make_finetune_request(data, **arguments), device=arm.device)
+        events = finetune_events(folder, make_finetune_request(data, **arguments), device=arm.device, compares=False)
     else:
-        events = joint_events(folder, make_joint_request(data, **arguments), device=arm.device)
+        events = joint_events(folder, make_joint_request(data, **arguments), device=arm.device, compares=False)
         folder = folder / TASKS / task_name(data[0])
     yield from forward_events(events)
     result = read_json(folder / "result.json")

@@ -345,20 +345,20 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
 
 
 def compare_baselines(
-    d: TaskConfig, metric: str, rows: Sequence[Features], answers: Mapping[str, Sequence[Answer | None]], *,
-    method: str = "full", tried: Collection[str] = ("full",),
+    d: TaskConfig, metric: str, rows: Sequence[Features], answers: Mapping[str, Sequence[Answer | None]],
+    method: str = "full", tried: Collection[str] = ("full",), place: str = "on dev",
 ) -> dict[str, Any]:  # fmt: skip
     """The scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
         answers: of each method, the fine-tuned model first, then the trivial one. None: the row is left out, also in
             the difference from the fine-tuned model.
-        method: that of the fine-tuning. tried: all methods that it compared.
+        method: that of the fine-tuning. tried: all methods that it compared. place: where the scores are from.
 
     Returns:
         `methods`: of each its name, `score` and `interval`; the `difference` by which the fine-tuned model is better,
         and its interval. `best`: the number of the best baseline, from 0. `verdict`: what follows, for people; "": the
-        model is better than all of them. `method`: that of the fine-tuning.
+        model is better than all of them. `method`, `place`: as given.
     """
     own, methods = next(iter(answers.values())), list[dict[str, Any]]()
     for name, found in answers.items():
@@ -370,7 +370,8 @@ def compare_baselines(
         methods.append(shown | {"difference": difference, "difference_interval": around})
     best = min(range(1, len(methods)), key=lambda n: methods[n]["difference"])
     verdict = _verdict(metric, methods[1], methods[best], OWN[method][1], tried)
-    return {"metric": metric, "method": method, "methods": methods, "best": best - 1, "verdict": verdict}
+    result = {"metric": metric, "method": method, "place": place, "methods": methods}
+    return result | {"best": best - 1, "verdict": verdict}
 
 
 def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:

@@ -61,13 +61,14 @@ FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 def finetune_events(
     output: str | Path, request: FinetuneRequest, *, device: str = "auto", overwrite: bool = False,
-    data: LabelledData | None = None, baselines: Baselines | None = None,
+    data: LabelledData | None = None, baselines: Baselines | None = None, compares: bool = True,
 ) -> Iterator[Event]:  # fmt: skip
     """Fine-tunes a model and yields events; `output` becomes a model folder.
 
     Args:
         data: the data of the request, if it is read already; None: it is read here.
         baselines: those of earlier calls, for several fine-tunings of the same model; new ones are added.
+        compares: whether the model is compared with simple methods, which can take longer than the training.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
@@ -84,7 +85,7 @@ def finetune_events(
         job = FinetuneJob(one, device_, recipe, data)
         return _fit_budget(job, seconds_of(one.budget), begin, processes) if one.budget and recipe is None else job
 
-    train = partial(_train, baselines=baselines)
+    train = partial(_train, baselines=baselines, compares=compares)
     yield from finetuning(output, request.content(), request.paths, device_, overwrite, make_job, train)
 
 
@@ -148,8 +149,9 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
 
 
 def _train(
-    job: FinetuneJob, output: Path, device: torch.device, processes: Processes, baselines: Baselines | None
-) -> Generator[Event, None, End | None]:
+    job: FinetuneJob, output: Path, device: torch.device, processes: Processes, baselines: Baselines | None,
+    compares: bool,
+) -> Generator[Event, None, End | None]:  # fmt: skip
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
     survey, seconds, methods = job.data_report.as_dict(), 0.0, compared_methods(job)
     if processes.first:
@@ -167,7 +169,7 @@ def _train(
         done = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if not processes.first:
         return None
-    result, text = evaluate_on_dev(job, output, device, methods, baselines)
+    result, text = evaluate_on_dev(job, output, device, methods, baselines, compares)
     results = {name: result[name] for name in ("figures", "metric", "score")} | {"method": job.method}
     results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
     return text, done.fields | results | {"best": done.fields["best"] or {}}, job.recipe
@@ -185,14 +187,14 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
 
 def evaluate_on_dev(
     job: FinetuneJob, folder: Path, device: torch.device,
-    methods: Sequence[Method] = ("full",), baselines: Baselines | None = None,
+    methods: Sequence[Method] = ("full",), baselines: Baselines | None = None, compares: bool = True,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """The result for the model in the folder on dev, as in result.json, and the last message to the user. The threshold
     and the temperature are stored in the model. Writes errors.csv, README.md, report.html and last result.json.
 
     Args:
         methods: those that were compared.
-        baselines: see `finetune_events`.
+        baselines, compares: see `finetune_events`.
 
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
@@ -206,22 +208,21 @@ def evaluate_on_dev(
     items = [features.item for features in job.dev]
     results, wrong = task_metrics.task_results(d, job.dev, answers)
     sums = task_metrics.row_sums(d, items, answers)[job.metric]
-    samples = intervals.resampled(sums, task_metrics.groups_of(d, items))
     baselines, task = {} if baselines is None else baselines, (job.request.fold, job.description)
-    if task not in baselines:
-        encoder, parts = FrozenEncoder(job.model, device, d.max_length), job.data.parts[:EVALUATED]
-        parts = parts if job.data.is_validated else ()
+    if compares and task not in baselines:
+        encoder = FrozenEncoder(job.model, device, d.max_length)
+        parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
         baselines[task] = baseline_answers(job.train, job.dev, job.description, encoder, parts=parts)
     own: dict[str, Sequence[Answer | None]] = {OWN[job.method][0]: answers}
-    compared = compare_baselines(d, job.metric, job.dev, own | baselines[task], method=job.method, tried=methods)
-    compared["place"] = "in cross-validation" if job.data.is_validated else "on dev"
+    place, simple = "in cross-validation" if job.data.is_validated else "on dev", baselines.get(task)
+    compared = compare_baselines(d, job.metric, job.dev, own | simple, job.method, methods, place) if simple else {}
     result = {
         "weights_sha256": weights_sha256(folder),
         **results | {"metric": job.metric, "score": results["figures"][job.metric]},
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
         "calibration": reliability,
         "baselines": compared,
-        "resamples": np.round(samples, 6).tolist(),
+        "resamples": np.round(intervals.resampled(sums, task_metrics.groups_of(d, items)), 6).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
         "points": task_metrics.points(items, answers) if d.task == "regression" else [],
         "worst": [asdict(mistake) for mistake in wrong[:WORST]],
@@ -230,8 +231,8 @@ def evaluate_on_dev(
     write_text(folder / "README.md", job.card(folder, result["figures"], result))
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    where = f", on {len(job.dev):,} rows that it did not see" if job.data.is_validated else ""
-    return result, _summary(folder, result, compared["place"] + where)
+    where = f"{place}, on {len(job.dev):,} rows that it did not see" if job.data.is_validated else place
+    return result, _summary(folder, result, where)
 
 
 def fit_outputs(
@@ -311,10 +312,11 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         lines.append(f"probabilities: {result['calibration'].get('text', few)}")
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
-    table = format_baselines(result["baselines"])
-    widths = [max(map(len, column)) for column in zip(*table)]
-    lines[1:1] = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
-    lines += filter(None, [result["baselines"]["verdict"]])
+    if compared := result["baselines"]:
+        table = format_baselines(compared)
+        widths = [max(map(len, column)) for column in zip(*table)]
+        lines[1:1] = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        lines += filter(None, [compared["verdict"]])
     return "\n".join(lines)
 
 
@@ -398,8 +400,7 @@ def finetune(
     group: str | None = None, metric: str | None = None, recipe: str | Path = "stable",
     overrides: str | Iterable[str] = (), seed: int | None = None, new_head: bool = False,
     precision: str | None = None, budget: str | None = None, read: ReadOptions = ReadOptions(), device: str = "auto",
-    teacher: str | Path | None = None, layers: int | None = None,
-    overwrite: bool = False, progress: bool | None = None,
+    teacher: str | Path | None = None, layers: int | None = None, overwrite: bool = False, progress: bool | None = None,
 ) -> Predictor:  # fmt: skip
     """Fine-tunes and returns the model: `.predict(texts)`, `.save(folder)`. It takes minutes. `finetune_events` gives
     all events.

@@ -186,9 +186,12 @@ def make_joint_request(
 
 
 def joint_events(
-    output: str | Path, request: JointRequest, *, device: str = "auto", overwrite: bool = False
+    output: str | Path, request: JointRequest, *, device: str = "auto", overwrite: bool = False, compares: bool = True
 ) -> Iterator[Event]:
     """Fine-tunes one encoder for several tasks and yields events; `output/tasks` has a model folder for each.
+
+    Args:
+        compares: whether the models are compared with simple methods.
 
     Raises:
         UsageError, BertworksError: as `finetune_events`.
@@ -198,11 +201,12 @@ def joint_events(
     def make_job(recipe: FinetuneRecipe | None, _: int) -> JointJob:
         return JointJob(request, device_, recipe)
 
-    yield from finetuning(output, request.content(), request.paths, device_, overwrite, make_job, _train)
+    train = partial(_train, compares=compares)
+    yield from finetuning(output, request.content(), request.paths, device_, overwrite, make_job, train)
 
 
 def _train(
-    job: JointJob, output: Path, device: torch.device, processes: Processes
+    job: JointJob, output: Path, device: torch.device, processes: Processes, compares: bool
 ) -> Generator[Event, None, End | None]:
     seconds, part = 0.0, job.steps_per_epoch / sum(job.sizes)
     if processes.first:
@@ -218,7 +222,7 @@ def _train(
     done = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if not processes.first:
         return None
-    evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device) for n, one in job.jobs.items()}
+    evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device, compares=compares) for n, one in job.jobs.items()}
     results = {name: result for name, (result, _) in evaluated.items()}
     write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
     text = "\n\n".join(text for _, text in evaluated.values())
