@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from fine import PEOPLE, tokenizer, write_choices, write_conll, write_pairs, write_reviews, write_spans, write_squad
+from served import Local
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
@@ -344,6 +345,10 @@ def test_an_lstm_on_a_trained_encoder(write: Any, text: Any, start: Path, tmp_pa
     with pytest.raises(BertworksError, match="the head of this model is an LSTM"):
         list(export(tmp_path / "out", tmp_path / "onnx"))
     assert explain(tmp_path / "out", text, device="cpu")
+    if write is write_reviews:
+        with Local(tmp_path / "out", precision="fp32") as server:
+            best, *_ = server.post("/predict", {"inputs": text}).json()
+        assert best == {name: exact[0][name] for name in ("label", "score")}
     *_, told = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
     assert told.fields["rows"] == 40
 

@@ -1,6 +1,7 @@
 """One encoder with the heads of several tasks: steps, their order, Adamax, the folders of the tasks, refusals."""
 
 import copy
+import gc
 import json
 from collections import Counter
 from pathlib import Path
@@ -245,6 +246,13 @@ def test_models_in_memory_by_name(model: Path) -> None:
     found = finetune_joint({"a": rows, "b": rows}, model=model, overrides=("epochs=1", "precision=fp32"), device="cpu")
     assert [*found] == ["a", "b"]
     assert found["b"].predict(["a good film"])[0]["label"] in ("yes", "no")
+    folder = found["b"].folder
+    del found["a"]
+    gc.collect()
+    assert (folder / "config.json").exists()  # the folder of both models, until both are freed
+    del found
+    gc.collect()
+    assert not folder.exists()
 
 
 def test_a_model_of_several_tasks_needs_the_name_of_one(joint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from served import Local
+from test_pretrain import finish, torchrun
 from tiny import documents, metrics, write_recipe
 
 import bertworks as bw
@@ -24,6 +26,7 @@ from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
 from bertworks.runs.prepare import read_pairs
 from bertworks.runs.pretrain_job import PretrainJob, Text, in_languages
+from bertworks.serve.endpoints import Abilities
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template
 from bertworks.training.optimization import OptimizerConfig
@@ -150,6 +153,33 @@ def test_a_run_that_is_resumed_equals_one_that_is_not(run: Path, request_of_run:
     for name in ("model.safetensors", "config.json", "recipe.toml", "plans/de-en/phase-0.npy"):
         assert (tmp_path / "m" / name).read_bytes() == (run / name).read_bytes(), name
     assert metrics(tmp_path / "m") == metrics(run)
+
+
+def test_two_processes_get_the_numbers_of_one(run: Path, request_of_run: dict[str, Any], tmp_path: Path):
+    plain = [f"encoder.{name}_dropout=0" for name in ("hidden", "attention", "sequence")] + ["train.precision=fp32"]
+    arguments = request_of_run | {"overrides": plain}
+    list(bw.pretrain(output=tmp_path / "one", **arguments))
+    finish(torchrun({"arguments": arguments | {"output": str(tmp_path / "two")}}))
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    assert [row.keys() for row in two] == [row.keys() for row in one]
+    for row, other in zip(one, two, strict=True):
+        names = [name for name in row if name == "tokens" or "loss" in name]
+        assert [other[name] for name in names] == pytest.approx([row[name] for name in names], rel=1e-3)
+
+
+def test_a_server_of_a_language(run: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="the model has the languages en, de: which one are the texts in") as refusal:
+        Abilities(run, device="cpu")
+    assert "--language en" in str(refusal.value.hint)
+    texts = documents(2, 3)
+    for language in ("en", "de"):
+        list(bw.convert(run, tmp_path / language, language=language))
+        vectors = bw.load(tmp_path / language, device="cpu", precision="fp32").embed(texts)
+        with Local(tmp_path / language, precision="fp32") as server:
+            found = server.post("/embed", {"inputs": texts, "normalize": False}).json()
+            filled = server.post("/fill", {"inputs": [f"{texts[0][:20]} <mask>"], "top_k": 2})
+        np.testing.assert_allclose(found, vectors, atol=1e-5)
+        assert filled.status_code == 200, filled.text
 
 
 def test_figures_of_each_language_and_of_translations(run: Path):

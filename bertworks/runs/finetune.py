@@ -445,6 +445,14 @@ def open_trained(
             output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
         show_progress(run(output), progress)
         models, kept = [Predictor(Path(output) / folder, device=device) for folder in folders], stack.pop_all()
+    in_use = len(models)
+
+    def release() -> None:
+        nonlocal in_use
+        in_use -= 1
+        if not in_use:
+            kept.close()
+
     for model in models:
-        weakref.finalize(model, kept.close)
+        weakref.finalize(model, release)
     return models
