@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -148,6 +149,30 @@ def test_what_went_wrong_between_machines_is_explained() -> None:
     for error, what in [(RendezvousTimeoutError(), "too few machines"), (RendezvousClosedError(), "has ended")]:
         with pytest.raises(BertworksError, match=what), launch._explain("node1:29500"):
             raise error
+
+
+@says("--rendezvous with a name that each machine knows, or an IP address")
+def test_the_first_machine_may_be_late_or_unknown(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr(launch, "_Agent", lambda *_, **__: pytest.fail("started"))
+    words = ["pretrain", "text.txt", "-o", "out", "--processes", "1", "--nodes", "2", "--rendezvous"]
+    answer = shell.fails(*words, "nowhere.invalid:29500")
+    shell.shows(answer, "--rendezvous with a name that each machine knows, or an IP address")
+    monkeypatch.setattr(launch, "ANSWER", 1)
+    refused = "192.0.2.1:29500"  # of no machine (RFC 5737)
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: (_ for _ in ()).throw(ConnectionRefusedError()))
+    answer = shell.fails(*words, refused)
+    assert "hint: start the same command on that machine" in answer
+    assert f"no process of the training answers at {refused}" in answer
+    said = list[str]()
+    launch._wait_for("127.0.0.1:29500", said.append)  # this machine
+    assert said == []
+    monkeypatch.undo()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(socket.socket, "bind", lambda *_: (_ for _ in ()).throw(OSError()))
+        launch._wait_for(f"127.0.0.1:{server.getsockname()[1]}", said.append)
+    assert said == []
 
 
 @says("-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",

@@ -4,9 +4,11 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from bertworks.runs.heartbeat import LostProcessError
 from bertworks.runs.request import seconds_of
 
 MODULE = "bertworks.cli.main"
+ANSWER = 60  # seconds in which the first machine starts
 LAST_CALL = 10  # seconds in which machines may join a group that could start without them
 SAVING = 45  # seconds that processes have to save and end, less than the notice of Slurm
 NOTICE = 60  # seconds before the time limit of a job
@@ -96,6 +99,39 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
     return least, most
 
 
+def _wait_for(rendezvous: str, say: Callable[[str], None]) -> None:
+    """Waits until the first machine has started; torch would report each failure with a stack of frames.
+
+    Raises:
+        BertworksError: its name is unknown here, or it does not answer.
+    """
+    host, _, port = rendezvous.rpartition(":")
+    try:
+        families = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        what = f"this machine knows no machine {host}: {error.strerror}"
+        raise BertworksError(what, hint="--rendezvous with a name that each machine knows, or an IP address") from error
+    with suppress(OSError), socket.socket(families[0][0], socket.SOCK_STREAM) as own:
+        own.bind((host, 0))
+        return  # it is this machine
+    end, waits = time.monotonic() + ANSWER, False
+    while time.monotonic() < end:
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        if not waits:
+            say(f"waiting for {rendezvous}, at most {ANSWER} s")
+        waits = True
+        time.sleep(1)
+    raise _unreachable(rendezvous)
+
+
+def _unreachable(where: str) -> BertworksError:
+    what = f"no process of the training answers at {where}"
+    hint = "start the same command on that machine; its name must be known, and its port open, on this one"
+    return BertworksError(what, hint=hint)
+
+
 def _refuse_single(words: Sequence[str]) -> None:
     for name in (word.partition("=")[0] for word in words):
         if name in _ONCE:
@@ -132,6 +168,8 @@ def launch(
     typed = ["--nproc-per-node", str(processes), *(where if rendezvous else ["--standalone"])]
     typed += ["--max-restarts", str(restarts), "-m", MODULE, *words]
     say(f"as: {shlex.join([*before, 'torchrun', *map(str, typed)])}")
+    if rendezvous:
+        _wait_for(rendezvous, say)
     with _explain(rendezvous or "localhost"):
         meeting = RendezvousParameters(
             "c10d", rendezvous or "localhost:0", run_id, least, most, last_call_timeout=LAST_CALL
@@ -160,9 +198,7 @@ def _explain(where: str) -> Iterator[None]:
     try:
         yield
     except (RendezvousConnectionError, DistError) as error:
-        what = f"no process of the training answers at {where}"
-        hint = "start the same command on that machine; its name must be known, and its port open, on this one"
-        raise BertworksError(what, hint=hint) from error
+        raise _unreachable(where) from error
     except RendezvousTimeoutError as error:
         what = f"too few machines came to {where}"
         raise BertworksError(what, hint="start the same command on each of them, or name fewer: --nodes 1:2") from error
