@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import psutil
 import pytest
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 import boto3
 from moto.server import DomainDispatcherApplication, create_backend_app
-from tiny import write_corpus
+from tiny import write_corpus, write_recipe
 from werkzeug.serving import make_server
 
 import bertworks
@@ -232,3 +233,34 @@ def test_a_killed_upload_is_not_read_and_done_again(s3: Server, tmp_path: Path):
     write_folder("s3://bucket/m", 1000)
     assert sorted(objects()) == [*(f"m/{number}.bin" for number in range(4)), f"m/{MANIFEST}"]
     assert not [path for path in (tmp_path / "cache" / "work").rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_training_goes_on_elsewhere(processes: int, s3: Server, tmp_path: Path):
+    """SIGKILL of the training and all its processes after a checkpoint; the same command on a machine without its
+    files has the bits of a training that nothing disturbed."""
+    corpus = write_corpus(tmp_path / "a.jsonl")
+    longer = [("num_steps = 40", "num_steps = 800"), ("_every = 10", "_every = 200"), ("_every = 5", "_every = 50")]
+    recipe = write_recipe(tmp_path / "r.toml", *longer)
+
+    def start(output: str, cache: str) -> subprocess.Popen[bytes]:
+        words = [str(corpus), "-o", output, "--recipe", str(recipe), "--workers", "1", "--device", "cpu"]
+        words += ["--processes", str(processes)] * (processes > 1)
+        variables = os.environ | {"BERTWORKS_CACHE": str(tmp_path / cache), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "bertworks.cli.main", "pretrain", *words]
+        return subprocess.Popen(command, env=variables, start_new_session=True)
+
+    assert start(str(tmp_path / "whole"), "none").wait(120) == 0
+    process = start("s3://bucket/m", "one")
+    while not any(name.endswith("/checkpoint.json") for name in objects()):
+        time.sleep(0.1)
+        assert process.poll() is None
+    for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+        one.kill()
+    process.wait()
+    assert "m/" + MANIFEST not in objects()
+    assert start("s3://bucket/m", "two").wait(120) == 0
+    whole = {name: (tmp_path / "whole" / name).read_bytes() for name in ("model.safetensors", "recipe.toml")}
+    assert {name: objects()[f"m/{name}"] for name in whole} == whole
+    assert not [path for path in (tmp_path / "two" / "work").rglob("*") if path.is_file()]
