@@ -1,0 +1,179 @@
+"""The comparisons of the papers on the benchmarks' data, for docs/concepts/results.md.
+
+    python benchmarks/ablations.py [--only table6 joint ...] [--workers 1] [--show] [--quick]
+
+Each is one `bertworks evaluate ablation`; the page shows the command. What is finished stays in results/ablations.json
+and is not run again; what was stopped (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on
+time, so several may run at once (--workers, one thread each) and beside other work. All take about a day on one core.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from provenance import HERE, provenance, skip_without, write_between
+
+PAGE = HERE.parent / "docs" / "concepts" / "results.md"
+STORE = HERE / "results" / "ablations.json"
+WORK = HERE.parent / "build" / "ablations"
+TEXT = "text/en-wikipedia-8m.jsonl.gz"
+HELD_OUT_NOVELS = 2  # of the sorted files, the last ones
+SMALL = 1_000_000  # characters
+FACTS = ("time", "commit", "cpu", "cpu_flags", "versions")
+WRITING = Lock()
+Maker = Callable[[Path, Path], Path]
+
+
+def corpus(data: Path, _: Path) -> Path:
+    return data / TEXT
+
+
+def part_of_corpus(data: Path, folder: Path) -> Path:
+    """The first documents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (target := folder / "part.jsonl").exists():
+        with gzip.open(data / TEXT, "rt", encoding="utf-8") as file:
+            target.write_text("".join(file.readlines(SMALL)), encoding="utf-8")
+    return target
+
+
+def glue(data: Path, folder: Path) -> Path:
+    """The tasks that ablations name, each with a train and a dev file."""
+    samples = {"train": "train-sample.jsonl.gz", "dev": "heldout-from-train-sample.jsonl.gz"}
+    for task in ("RTE", "MRPC", "CoLA", "SST-2", "STS-B", "MNLI", "QNLI"):
+        for part, sample in samples.items():
+            is_sample = task in ("MNLI", "QNLI")
+            name = f"{part}.jsonl.gz" if is_sample else f"{part}.tsv"
+            link(data / "glue" / task / (sample if is_sample else name), folder / task / name)
+    return folder
+
+
+def novels(data: Path, folder: Path) -> Path:
+    files = sorted((data / "text" / "en-novels-2m").glob("*.txt.gz"))
+    for name, some in (("train", files[:-HELD_OUT_NOVELS]), ("test", files[-HELD_OUT_NOVELS:])):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (target := folder / f"{name}.txt").exists():
+            target.write_bytes(b"".join(gzip.decompress(path.read_bytes()) for path in some))
+    return folder
+
+
+def tokens(data: Path, folder: Path) -> Path:
+    for part in ("probe/ud-english-ewt", "ner/wnut17"):
+        link(data / part, folder / Path(part).name)
+    return folder
+
+
+def link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        target.symlink_to(source.resolve())
+
+
+class Comparison(NamedTuple):
+    """name: of the ablation. text, data: give or make the corpus and the labelled data, from the folder of all data and
+    a folder for what is made; None: it needs none. seeds: None: its own number."""
+
+    name: str
+    text: Maker | None = corpus
+    data: Maker | None = None
+    seeds: int | None = None
+
+
+COMPARISONS = [
+    Comparison("table6"),
+    Comparison("directions", data=tokens),
+    Comparison("table7", text=None, data=lambda data, _: data / "ner/wikigold/wikigold.conll.txt"),
+    Comparison("table8"),
+    Comparison("table5", data=glue),
+    Comparison("nsp-sop"),
+    Comparison("albert"),
+    Comparison("electra", data=glue),
+    Comparison("distillation", text=None, data=glue, seeds=5),
+    Comparison("joint", text=None, data=glue),
+    Comparison("translation", text=None, data=lambda data, _: data / "parallel/en-de"),
+    Comparison("adaptation", data=novels),
+    Comparison("roberta", text=part_of_corpus),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    data = Path(os.environ.get("BERTWORKS_DATA", "."))
+    parser.add_argument("--data", type=Path, default=data, help="the folder with text/, glue/, ner/ and others")
+    parser.add_argument("--only", nargs="+", choices=[one.name for one in COMPARISONS], default=[])
+    parser.add_argument("--workers", type=int, default=1, help="comparisons at a time")
+    parser.add_argument("--show", action="store_true", help="run nothing, write the tables anew")
+    parser.add_argument("--quick", action="store_true", help="does it run? a seed, a few steps; nothing is kept")
+    options = parser.parse_args()
+    skip_without(options.data / TEXT)
+    wanted = [one for one in COMPARISONS if not options.only or one.name in options.only]
+    if not options.show:
+        with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.workers) as pool:
+            folder = Path(scratch) if options.quick else WORK
+            known = {} if options.quick else read_store()
+            missing = [one for one in wanted if not known.get(one.name, {}).get("complete")]
+            list(pool.map(lambda one: run(one, folder, options), missing))
+    if not options.quick:
+        write_between(PAGE, "ablations", tables())
+
+
+def read_store() -> dict[str, dict[str, Any]]:
+    known: dict[str, dict[str, Any]] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    return known
+
+
+def run(one: Comparison, folder: Path, options: argparse.Namespace) -> None:
+    """Run a comparison, and keep its table."""
+    shown, output = ["bertworks", "evaluate", "ablation", one.name], folder / one.name
+    words = [str(Path(sys.executable).with_name("bertworks")), *shown[1:]]
+    for option, make in ((), one.text), (("--data",), one.data):
+        if make:
+            made = make(options.data, folder / "data" / make.__name__)
+            inside = made.is_relative_to(options.data)
+            words += [*option, str(made)]
+            shown += [*option, str(made.relative_to(options.data)) if inside else make.__name__]
+    more = ["--seeds", str(one.seeds)] if one.seeds else []
+    quick = ["--seeds", "1", "--scale", "0.004"] if options.quick else more
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
+    output.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{one.name}.log").open("a") as log:
+        done = subprocess.run([*words, "-o", str(output), *quick], env=environment, stdout=log, stderr=log)
+    if not options.quick and (output / "table.md").exists():
+        keep(one.name, " ".join([*shown, *more]), (output / "table.md").read_text(), complete=not done.returncode)
+    if done.returncode:
+        raise SystemExit(f"failed: see {folder}/{one.name}.log")
+
+
+def keep(name: str, command: str, table: str, *, complete: bool) -> None:
+    """complete: whether all seeds are in the table."""
+    facts = {fact: value for fact, value in provenance(["torch"]).items() if fact in FACTS}
+    with WRITING:
+        found = {name: {"command": command, "complete": complete, **facts, "table": table}}
+        STORE.write_text(json.dumps(read_store() | found, indent=1) + "\n")
+
+
+def tables() -> str:
+    """All tables, one heading lower than in their files."""
+    known, parts = read_store(), list[str]()
+    for one in (one for one in COMPARISONS if one.name in known):
+        found = known[one.name]
+        title, _, rest = found["table"].strip().removeprefix("# ").partition("\n")
+        where = f"`{found['command']} -o {one.name}`, at {found['commit']}."
+        parts += [f"### {title}", "", where, rest.replace("\n## ", "\n#### ").rstrip(), ""]
+    if missing := [one.name for one in COMPARISONS if one.name not in known]:
+        parts.append(f"Not run to the end yet: {', '.join(missing)}.")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    main()
