@@ -176,6 +176,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     import torch
 
     from bertworks.config import dump_recipe
+    from bertworks.inference.calibration import fit_outputs, gold_logits
     from bertworks.inference.decoding import Decoder, Logits
     from bertworks.inference.engine import compute_logits_and_loss
     from bertworks.inference.task_metrics import groups_of, row_sums
@@ -183,7 +184,6 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     from bertworks.runs import validation
     from bertworks.runs.baselines import FrozenEncoder, baseline_answers
     from bertworks.runs.data_splits import EVALUATED, Method, methods_of
-    from bertworks.runs.finetune import fit_outputs, gold_logits
     from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest
     from bertworks.runs.training_run import TrainingRun
     from bertworks.training.device import choose_device

@@ -18,6 +18,7 @@ from bertworks.batching.sampling import Target
 from bertworks.checkpoints.task_config import TaskConfig, read_task_json
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
+from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.inference.decoding import Decoder
 from bertworks.inference.explain import explain
 from bertworks.inference.predictor import Predictor
@@ -29,7 +30,6 @@ from bertworks.metrics.intervals import (
     expected_calibration_error,
     fit_temperature,
 )
-from bertworks.runs.finetune import FEWEST_CALIBRATED, fit_outputs
 
 LABELS = ("a", "b", "c")
 

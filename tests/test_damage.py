@@ -26,6 +26,8 @@ from bertworks.inference.predict import compute_file, results_in
 from bertworks.io import binary_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, is_sealed, sealing
+from bertworks.io.portions import Portions
+from bertworks.io.processes import Bulk
 from bertworks.io.text_files import IssueCounter
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import pretrain
@@ -213,7 +215,7 @@ def test_a_plan_of_other_settings_is_made_again(tokenizer: Tokenizer, tmp_path: 
 # --- results of interrupted commands
 
 
-def job(folder: Path, stop: int) -> Outcome:
+def run(folder: Path, stop: int) -> Outcome:
     """Number the lines of a file, in portions, up to line `stop`."""
     output, reader = folder / "out.txt", RowReader(folder / "data.txt")
 
@@ -225,7 +227,8 @@ def job(folder: Path, stop: int) -> Outcome:
     def write(files: Sequence[Path]) -> None:
         output.write_bytes(b"".join(map(results_in, files)))
 
-    events = list(compute_file("embed", reader, output, {}, range(9), compute, write, empty=IssueCounter()))
+    job = Portions(output, Bulk(), {}, "", ())
+    events = list(compute_file("embed", reader, job, range(9), compute, write, empty=IssueCounter()))
     result = output.read_bytes(), events[-1].fields["truncated"]
     output.unlink()
     return result, [event.text for event in events if "damaged" in event.fields]
@@ -236,14 +239,14 @@ def test_portions(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
     (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\nf\ng\nh\ni\n")
     with pytest.raises(KeyboardInterrupt):
-        job(tmp_path, stop=8)
+        run(tmp_path, stop=8)
     portions = tmp_path / ".out.txt.portions"
-    assert len(files_of(portions)) == 4
+    assert len(list(portions.glob("0*"))) == 4
 
     def read(folder: Path) -> Outcome:
         shutil.rmtree(portions, ignore_errors=True)
         shutil.copytree(folder, portions)
-        return job(tmp_path, stop=-1)
+        return run(tmp_path, stop=-1)
 
     check_all(portions.rename(tmp_path / "whole"), tmp_path / "work", read, count, seed=5)
 
@@ -252,12 +255,12 @@ def test_a_portion_under_the_name_of_another_is_computed_again(tmp_path: Path, m
     monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
     (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\nf\ng\nh\ni\n")
     with pytest.raises(KeyboardInterrupt):
-        job(tmp_path, stop=6)
-    first, second, _ = files_of(tmp_path / ".out.txt.portions")
+        run(tmp_path, stop=6)
+    first, second, _ = sorted((tmp_path / ".out.txt.portions").glob("0*"))
     first.rename(tmp_path / "other")
     second.rename(first)
     (tmp_path / "other").rename(second)
-    (found, truncated), notes = job(tmp_path, stop=-1)
+    (found, truncated), notes = run(tmp_path, stop=-1)
     assert (found, truncated) == (b"[0, 1][2, 3][4, 5][6, 7][8]", 9)
     assert len(notes) == 1
     assert notes[0].startswith("2 damaged portions in")
@@ -284,11 +287,11 @@ def test_vectors_of_a_damaged_portion(model: Path, tmp_path: Path, monkeypatch: 
     stopped = embed_file(model, data, tmp_path / "v.npy", device="cpu")
     assert len(list(islice((event for event in stopped if event.kind == "stage"), 2))) == 2
     stopped.close()
-    path = files_of(tmp_path / ".v.npy.portions")[0]
+    path = min((tmp_path / ".v.npy.portions").glob("0*"))
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     events = list(embed_file(model, data, tmp_path / "v.npy", device="cpu"))
-    assert [event.fields for event in events if {"damaged", "resumed_row"} & event.fields.keys()] == [
-        {"resumed_row": 3},
+    assert [event.fields for event in events if {"damaged", "resumed_portions"} & event.fields.keys()] == [
+        {"resumed_portions": 1},
         {"damaged": 1},
     ]
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6)

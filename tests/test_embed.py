@@ -285,7 +285,7 @@ def test_a_stopped_one_goes_on(rows: Path, model: Path, tmp_path: Path, small: N
     assert seen[-1].fields["amount"] == 6
     assert not (tmp_path / "v.npy").exists()
     events = list(embed_file(model, rows, tmp_path / "v.npy", device="cpu"))
-    assert [event.fields["resumed_row"] for event in events if "resumed_row" in event.fields] == [6]
+    assert [event.fields["resumed_portions"] for event in events if "resumed_portions" in event.fields] == [2]
     assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 

@@ -671,7 +671,7 @@ def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypa
             break
     assert not (tmp_path / "parts.csv").exists()
     events = list(predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"))
-    assert 50 <= next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] < 300
+    assert 1 <= next(e for e in events if "resumed_portions" in e.fields).fields["resumed_portions"] < 6
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not list(tmp_path.glob(".*portions"))
 
@@ -690,7 +690,7 @@ def test_a_stopped_prediction_of_other_weights_begins_anew(
     monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 50)
     next(e for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu") if e.kind == "stage")
     write_tensors(part, {name: tensor * 0.5 for name, tensor in state.items()}, {})
-    assert not any("resumed_row" in e.fields for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu"))
+    assert not any("resumed_portions" in e.fields for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu"))
 
 
 def test_tags_cover_every_word_of_a_sentence_longer_than_the_model(trained: Trained) -> None:

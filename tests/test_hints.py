@@ -111,6 +111,7 @@ NOT_TYPED = {  # why a template is not tested here
         "--nodes 2, or --nodes 1:2 if one may be lost or come later", "--rendezvous node1:29500",
         "on each machine: --nodes 2 --rendezvous node1:29500", "give their number on each machine: --processes 1",
         "--nodes, --rendezvous and --restarts are for several processes",
+        "--rendezvous with a name that each machine knows, or an IP address",
     ), "test_launch: what is refused"),
     "--device cuda: each process takes one of the GPUs": GPU,
     "start the same command on each of them, or name fewer: --nodes 1:2": "test_lost_processes starts such machines",

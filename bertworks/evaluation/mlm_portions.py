@@ -65,32 +65,28 @@ def mlm_maker(
     return identity, partial(_compute, network.to(choose_device(device)), detects, precision)
 
 
-def mlm_job(bulk: Bulk, output: str | Path | None, settings: Sequence[Any], *options: Any) -> Portions | None:
+def mlm_job(bulk: Bulk, output: str | Path | None, settings: Sequence[Any], *options: Any) -> Portions:
     """The `bulk_portions` of batches. settings: all that they depend on. options: of `mlm_maker`."""
-    identity = {"settings": settings, **(open_model(options[0], options[4]).fingerprint if bulk else {})}
+    identity = {"settings": [*settings, *options], **(open_model(options[0], options[4]).fingerprint if output else {})}
     maker = "bertworks.evaluation.mlm_portions:mlm_maker"
     return bulk_portions(bulk, output or "-", "evaluate mlm", None, identity, options[4], maker, *options)
 
 
 def mlm_figures(
     network: PretrainingModel, batches: Sequence[Batch], bits: BitsBatches, precision: Precision,
-    job: Portions | None, on_note: Callable[[str], object],
+    job: Portions, on_note: Callable[[str], object],
 ) -> dict[str, float] | None:  # fmt: skip
-    """The figures of a masked LM; None after a part. job: has the batches computed; None: here."""
+    """The figures of a masked LM; None after a part. job: has the batches computed."""
     by_kind: dict[Kind, Sequence[Batch]] = {"masks": batches, "bits": bits.batches}
     tasks = [(kind, some[n : n + _BATCHES]) for kind, some in by_kind.items() for n in range(0, len(some), _BATCHES)]
     compute = partial(_compute, network, network.replaced_token is not None, precision)
-    if job is None:
-        contents = [compute(task)[1] for task in tasks]
-    else:
-        with job.open():
-            for event in job.make("evaluate", tasks, compute):
-                if event.kind != "stage":
-                    on_note(event.text)
-            contents = list(map(results_in, job.files))
-        if job.bulk.part:
-            return None
-    found = list(map(json.loads, contents))
+    with job.open():
+        for event in job.make("evaluate", tasks, compute):
+            if event.kind != "stage":
+                on_note(event.text)
+        found = [json.loads(results_in(file)) for file in job.files]
+    if job.bulk.part:
+        return None
     masks, rest = ([term for name, terms, _ in found if name == kind for term in terms] for kind in by_kind)
     stats = _added(masks)
     result = figures(stats)

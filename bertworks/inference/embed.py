@@ -359,11 +359,10 @@ def embed_file(
         blocks = _finished(embedder, files, has_text, whitening, learn_from)
         return _write_vectors(output, kind, reader, names, blocks, guard_formulas)
 
-    settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     options = pooling, normalize, max_length, device, precision, None
     job, compute = in_bulk(bulk, output, "embed", reader, columns, embedder, str(model), *options)
     yield from compute_file(
-        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write, job=job,
+        "embed", reader, job, _texts(reader, columns, empty, names), compute, write,
         empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
         examples=lambda texts: embedder.examples((f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)),
     )  # fmt: skip
@@ -391,7 +390,7 @@ def vector_maker(
 def in_bulk(
     bulk: Bulk, output: str | Path, command: str, reader: RowReader, columns: Sequence[str], embedder: Embedder,
     *options: Any,
-) -> tuple[Portions | None, Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
+) -> tuple[Portions, Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
     """Vectors of a file: its `bulk_portions`; and what computes a portion here. options: of `vector_maker`."""
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     maker, device = "bertworks.inference.embed:vector_maker", options[4]

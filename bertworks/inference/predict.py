@@ -6,13 +6,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
 from bertworks.checkpoints.task_config import TaskConfig
@@ -21,13 +19,13 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
-from bertworks.errors import BertworksError, UsageError, as_path, names_of, require
+from bertworks.errors import BertworksError, UsageError, names_of, require
 from bertworks.events import Event, no_notes
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor
 from bertworks.inference.task_metrics import predicted_label
-from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove, sha256
-from bertworks.io.binary_files import SEAL, is_sealed, sealing
+from bertworks.io.atomic_write import sha256
+from bertworks.io.binary_files import SEAL, is_sealed
 from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk, chunk_by_size
 from bertworks.io.tables import Data, ReadOptions, rows_of_texts
@@ -70,35 +68,10 @@ def notes_on(reader: RowReader, empty: IssueCounter, effect: str) -> Iterator[Ev
         yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
 
 
-@contextmanager
-def _portions_folder(output: str | Path) -> Iterator[Path]:
-    """A folder next to an output, or a temporary one for "-". It is deleted at the end of the block, and kept after an
-    error if it holds a portion.
-
-    Raises:
-        BertworksError: another process writes the same output.
-    """
-    if str(output) == "-":
-        with TemporaryDirectory() as temporary:
-            yield Path(temporary)
-        return
-    target = as_path(output, "output").expanduser()
-    folder = hidden_sibling(target, ".portions")
-    with folder_lock(folder, "another process is writing the same output", "wait for it, or use another output"):
-        try:
-            yield folder
-        except BaseException:
-            if not any(folder.glob("*-*")):  # no portion is complete
-                remove(folder)
-            raise
-        remove(folder)
-
-
 def compute_file(
     stage: Literal["predict", "embed"],
     reader: RowReader,
-    output: str | Path,
-    settings: Mapping[str, Any],
+    job: Portions,
     rows: Iterable[_T],
     compute: Callable[[list[_T]], tuple[int, bytes]],
     write: Callable[[Sequence[Path]], str | None],
@@ -108,93 +81,62 @@ def compute_file(
     document: Callable[[_T], str] = lambda _: "",
     examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
-    job: Portions | None = None,
     **fields: Any,
 ) -> Iterator[Event]:
-    """Compute the results of all rows of a file in portions, and write the output. Each portion becomes a file at once,
-    so that an interrupted job resumes; an incomplete one is computed again as a whole, with equal results.
+    """Compute the results of all rows of a file in portions, and write the output. An interrupted job resumes; an
+    incomplete portion is computed again as a whole, with equal results.
 
     Args:
-        settings: all that the results depend on, besides the data.
+        job: all that the results depend on, and who makes the portions; of a part, the output is not written.
         compute: rows -> the number of truncated texts, and the results.
         write: the files with the results, in order -> the output; returns a note about it.
         empty: the rows without text, counted while `rows` are read. size, document: see `portions`.
         examples: the first rows -> notes on some of them.
         results: what the output holds; and more fields of the last event.
-        job: makes the portions, if they are not made here; of a part, the output is not written.
 
     Raises:
         UsageError: the output is the input.
         BertworksError: another process writes the same output.
     """
-    refuse_same(reader, output)
+    refuse_same(reader, job.output)
     done = 0
 
-    def groups() -> Iterator[tuple[str, list[_T]]]:
+    def inputs() -> Iterator[list[_T]]:
         nonlocal done
         for portion in portions(rows, size, document):
-            first, done = done, done + len(portion)
-            yield f"{first:015}-{done:015}", portion
+            done += len(portion)
+            yield portion
 
-    with ExitStack() as stack:
-        if job:
-            stack.enter_context(job.open())
-            inputs = (portion for _, portion in groups())
-            yield from chain.from_iterable(map(examples, first := list(islice(inputs, 1))))
-            files = yield from job.make(stage, chain(first, inputs), compute)
-            if job.bulk.part:
-                return
-        else:
-            folder = stack.enter_context(_portions_folder(output))
-            files = yield from _made_here(stage, folder, fingerprint(reader, settings), groups(), compute, examples)
+    with job.open():
+        parts = inputs()
+        yield from chain.from_iterable(map(examples, first := list(islice(parts, 1))))
+        for event in job.make(stage, chain(first, parts), compute):
+            if event.kind == "stage" and not job.bulk:
+                event = Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
+            yield event
+        if job.bulk.part:
+            return
         yield from notes_on(reader, empty, _OF_EMPTY[stage])
-        yield from (Event("note", note) for note in filter(None, [write(files)]))
-    truncated = sum(int(file.name.rpartition("-")[2]) for file in files)
+        yield from (Event("note", note) for note in filter(None, [write(job.files)]))
+    truncated = sum(int(file.name.rpartition("-")[2]) for file in job.files)
     note = f"; {truncated:,} texts were truncated" if truncated else ""
-    fields = {"output": str(output), "rows": done, "truncated": truncated, **fields}
-    yield Event("done", f"{output}: {done:,} {results}{note}", fields)
-
-
-def _made_here(
-    stage: str, folder: Path, job: str, groups: Iterable[tuple[str, list[_T]]],
-    compute: Callable[[list[_T]], tuple[int, bytes]], examples: Callable[[list[_T]], Iterable[Event]],
-) -> Generator[Event, None, list[Path]]:  # fmt: skip
-    """The files of all portions, made by this process. Their names are JOB-FIRST-END-TRUNCATED: rows, truncated texts;
-    the seal has the name. groups: FIRST-END, and the rows."""
-    found = list(folder.glob(f"{job}-*"))
-    kept = {path.name.rpartition("-")[0]: path for path in found if is_sealed(path, path.name)}
-    if done := sum(int(end) - int(first) for _, first, end in (name.split("-") for name in kept)):
-        yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
-    if damaged := len(found) - len(kept):
-        yield Event("note", f"{damaged:,} damaged portions in {folder} are computed again", {"damaged": damaged})
-    files = list[Path]()
-    for place, portion in groups:
-        if not files:
-            yield from examples(portion)
-        name = f"{job}-{place}"
-        if name not in kept:
-            count, content = compute(portion)
-            kept[name] = folder / f"{name}-{count}"
-            with sealing(kept[name], kept[name].name) as temporary:
-                temporary.write_bytes(content)
-            done = int(place.partition("-")[2])
-            yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
-        files.append(kept[name])
-    return files
+    fields = {"output": job.output, "rows": done, "truncated": truncated, **fields}
+    yield Event("done", f"{job.output}: {done:,} {results}{note}", fields)
 
 
 def bulk_portions(
     bulk: Bulk, output: str | Path, command: str, reader: RowReader | None, settings: Mapping[str, Any], device: str,
     maker: str, *arguments: Any,
-) -> Portions | None:  # fmt: skip
-    """A job of a model, of which `bulk` says where its portions are made; None: here, as they always were.
+) -> Portions:  # fmt: skip
+    """A job of a model, of which `bulk` says where its portions are made.
 
     Args:
-        settings: all that the results depend on, besides the machine, and the rows of a reader.
+        settings: all that the results depend on, besides the machine, and the rows of a reader. A job of this process
+            alone may resume with other threads, and knows a file by its time of change.
         maker: see `Portions`. It gets the arguments and the number of threads.
     """
     if not bulk:
-        return None
+        return Portions(output, bulk, {"data": reader and fingerprint(reader), **settings}, maker, ())
     rows = reader and [reader.path.stat().st_size, sha256(reader.path), asdict(reader.options)]
     machine = fixed_machine(device)
     identity, threads = {"command": command, "data": rows, **settings, **machine}, machine["threads"]
@@ -297,8 +239,8 @@ def predict_file(
     options = str(model), device, precision, threshold, asdict(fields)
     job = bulk_portions(bulk, output, "predict", reader, settings, device, PREDICTION_MAKER, *options)
     yield from compute_file(
-        "predict", reader, output, settings, rows, partial(_predictions, predictor, fields), write,
-        empty=empty, job=job, examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
+        "predict", reader, job, rows, partial(_predictions, predictor, fields), write,
+        empty=empty, examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
         size=lambda item: item.characters if item else 0,
         document=lambda item: item.document if item and d.document_context else "",
     )  # fmt: skip

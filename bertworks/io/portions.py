@@ -1,6 +1,6 @@
-"""Bulk work in numbered portions, each a file, made by any number of processes and machines.
+"""Long jobs in numbered portions, each a file, made by this process or by any number of processes and machines.
 
-- `Portions`: the portions of a job in `OUTPUT.parts`, until the output is written from them
+- `Portions`: the portions of a job, until the output is written from them; an interrupted job resumes
 - `pack`, `unpack`: several values in one portion
 
 A portion is `NUMBER-FINGERPRINT-COUNT`, sealed with its name. The fingerprint is that of `job.json`: everything that
@@ -18,12 +18,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertworks import __version__
 from bertworks.errors import BertworksError, UsageError, as_path, explain_os_errors, quoted, require, some_names
 from bertworks.events import Event
-from bertworks.io.atomic_write import folder_lock, fsync, remove, remove_leftovers, temporary_sibling, write_json
+from bertworks.io.atomic_write import (
+    folder_lock,
+    fsync,
+    hidden_sibling,
+    remove,
+    remove_leftovers,
+    temporary_sibling,
+    write_json,
+)
 from bertworks.io.binary_files import SEAL, is_sealed, json_sha256, sealing
 from bertworks.io.processes import Bulk, available_cpus, in_processes
 
@@ -40,7 +49,8 @@ class Portions:
     """The portions of a job.
 
     Args:
-        output: of the job. The portions are next to it, in `OUTPUT.parts`.
+        output: of the job. The portions are next to it, in `OUTPUT.parts`, or hidden if only this process makes them.
+        bulk: who makes them; false: this process, in which those of another job do not count.
         identity: all that the results depend on: model, data, settings, machine. Values that JSON can hold.
         maker: "module:name" of a function. Each process calls it with the settings; it returns what is its own of the
             identity, and the function from an input to what the portion holds.
@@ -52,10 +62,11 @@ class Portions:
         self, output: str | Path, bulk: Bulk, identity: Mapping[str, Any], maker: str, settings: Sequence[Any], *,
         threads: int = 1, gpus: int = 0,
     ):  # fmt: skip
-        if str(output) == "-":
+        if bulk and str(output) == "-":
             raise UsageError("portions are kept next to the output, which needs a name", hint="-o FILE")
         target = as_path(output, "output").expanduser().absolute()
-        self.folder, self.output, self.bulk = target.with_name(f"{target.name}.parts"), str(output), bulk
+        self.folder = target.with_name(f"{target.name}.parts") if bulk else hidden_sibling(target, ".portions")
+        self.output, self.bulk = str(output), bulk
         self._job = json.loads(json.dumps({"version": __version__, **identity}))
         self._fingerprint = json_sha256(self._job)[:8]
         self._maker, self._settings = maker, list(settings)
@@ -63,24 +74,35 @@ class Portions:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Around `make` and the writing of the output. Afterwards the portions are deleted, except those of a part.
+        """Around `make` and the writing of the output. Then the portions are deleted. Those of a part are kept, and all
+        after an error.
 
         Raises:
             BertworksError: the folder holds portions of another job, or another process joins or schedules this one.
         """
         with ExitStack() as stack:
+            if self.output == "-":
+                self.folder = Path(stack.enter_context(TemporaryDirectory()))
             if not self.bulk.part:
                 busy = "another process is writing the same output"
                 stack.enter_context(folder_lock(self.folder, busy, "wait for it, or use another output"))
             self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.bulk and (self.folder / _JOB).exists() and _read_job(self.folder) != self._job:
+                for path in (*self.folder.glob("*-*"), self.folder / _JOB):
+                    remove(path)
             if not (self.folder / _JOB).exists():
                 write_json(draft := temporary_sibling(self.folder / _JOB), self._job)
                 _link(draft, self.folder / _JOB)
             _refuse_other(_read_job(self.folder), self._job, self.folder)
             remove_leftovers(self.folder)
-            yield
-        if not self.bulk.part:
-            remove(self.folder)
+            try:
+                yield
+            except BaseException:
+                if not self.bulk.part and not any(self.folder.glob("*-*")):  # no portion is complete
+                    remove(self.folder)
+                raise
+            if not self.bulk.part:
+                remove(self.folder)
 
     def make(
         self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None
@@ -94,22 +116,22 @@ class Portions:
         Raises:
             BertworksError: --join, and portions are missing; a portion ended its process three times.
         """
+        number, (own, parts) = -1, self.bulk.numbers or (0, 1)
         matches = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob(f"*-{self._fingerprint}-*"))
-        found = {int(match[1]): path for match, path in matches if match}
+        existing = {int(match[1]): path for match, path in matches if match and int(match[1]) % parts == own}
+        found = {n: path for n, path in existing.items() if is_sealed(path, path.name)}
+        for n in existing.keys() - found.keys():
+            existing[n].unlink(missing_ok=True)
         if found:
             text = f"{len(found):,} portions are in {self.folder} already"
             yield Event("note", text, {"resumed_portions": len(found)})
-        number, (own, parts) = -1, self.bulk.numbers or (0, 1)
+        if damaged := len(existing) - len(found):
+            yield Event("note", f"{damaged:,} damaged portions in {self.folder} are made again", {"damaged": damaged})
 
         def missing() -> Iterator[tuple[int, Any]]:
             nonlocal number
             for number, value in enumerate(inputs):
-                if number % parts != own:
-                    continue
-                path = found.get(number)
-                if path is None or not is_sealed(path, path.name):
-                    if path is not None:
-                        path.unlink(missing_ok=True)  # it is damaged
+                if number % parts == own and number not in found:
                     yield number, value
 
         if self.bulk.join:
@@ -118,7 +140,7 @@ class Portions:
             hint = "run the parts that did not finish again; or make the portions here: --on local instead of --join"
             require(not absent, what, self.folder, hint)
             names: Iterable[str] = ()
-        elif self.bulk.part:
+        elif self.bulk.part or not self.bulk:
             work = compute or resolve_name(self._maker)(*self._settings)[1]
             names = (create(self.folder, self._fingerprint, n, *work(value)) for n, value in missing())
         else:
@@ -210,9 +232,9 @@ def _read_job(folder: Path) -> dict[str, Any]:
     host = socket.gethostname()
     what = f"this folder is not visible on {host}, or its job.json is gone"
     require((folder / _JOB).is_file(), what, folder, "write to a folder that all machines share: -o SHARED/FILE")
-    with explain_os_errors("cannot be read", folder / _JOB):
-        job: dict[str, Any] = json.loads((folder / _JOB).read_bytes())
-    return job
+    with explain_os_errors("cannot be read", folder / _JOB), suppress(ValueError):
+        return dict(json.loads((folder / _JOB).read_bytes()))
+    return {}  # it is damaged
 
 
 def _refuse_other(job: Mapping[str, Any], mine: Mapping[str, Any], folder: Path) -> None:

@@ -353,7 +353,7 @@ def index_file(
     job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, *options)
     with ExitStack() as stack:
         files = None
-        if job and not index.manifest.sources.get(source, (0, False))[1]:
+        if bulk and not index.manifest.sources.get(source, (0, False))[1]:
             stack.enter_context(job.open())
             texts = ([text for _, text in portion if text] for portion in groups(IssueCounter()))
             files = yield from job.make("index", texts, compute)

@@ -18,20 +18,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bertworks.batching.batch import num_tokens
-from bertworks.batching.features import Features
-from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError, as_path, expect, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference import task_metrics
-from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, sigmoid
+from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
+from bertworks.inference.decoding import Answer, make_featurizer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, write_json, write_text
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
@@ -50,7 +47,6 @@ from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 
 BUDGET_RESERVE = 0.15  # of a budget, for simple methods, evaluations, saving and a machine that gets slower
 WORST = 25  # mistakes on the page; errors.csv has all
-FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 # Arguments of `finetune`, and the fields of the recipe
 _SETTINGS = {"learning_rate": "optimizer.learning_rate"} | {x: x for x in ("epochs", "batch_size", "max_length")}
 Baselines = dict[Hashable, Answers]  # by fold and task
@@ -178,8 +174,7 @@ def _train(
 def _fit(job: FinetuneJob, output: Path) -> Event:
     """Writes the model folder of the method "frozen"."""
     begin = time.perf_counter()
-    network, _ = job.fit()
-    job.save(output, network, {"evaluation": {}, "evaluated": None, "step": 0})
+    job.save(output, job.fit()[0], {"evaluation": {}, "evaluated": None, "step": 0})
     seconds = time.perf_counter() - begin
     figures = {"folder": str(output), "step": 0, "tokens": num_tokens(job.groups), "seconds": seconds, "best": None}
     return Event("done", f"{output}: a linear head, fitted in {duration(seconds)}", figures)
@@ -233,70 +228,6 @@ def evaluate_on_dev(
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     where = f"{place}, on {len(job.dev):,} rows that it did not see" if job.data.is_validated else place
     return result, _summary(folder, result, where)
-
-
-def fit_outputs(
-    d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
-) -> tuple[TaskConfig, list[Answer], dict[str, Any]]:
-    """The task with the threshold and the temperature that fit labelled rows; predictions for these rows, with a
-    threshold that fits the other half of the rows, so that their scores are those of new rows; and the calibration
-    error before and after, estimated in the same way; {}: there are too few rows, or no probabilities of labels.
-
-    Contexts and documents are in one half. Few rows: only the threshold of "no answer" is fitted.
-    """
-    enough = len(rows) >= FEWEST_CALIBRATED and d.task not in ("regression", "qa")
-    halves = _halves(task_metrics.groups_of(d, [one.item for one in rows]))
-    if not all(halves) or not (enough or d.threshold is not None):
-        return d, list(map(Decoder(d), rows, logits)), {}
-    answers, temperatures = [Answer()] * len(rows), np.ones(len(rows))
-    for half, others in (halves, halves[::-1]):
-        fitted = _fitted(d, [rows[n] for n in others], [logits[n] for n in others])
-        for n in half:
-            answers[n], temperatures[n] = Decoder(fitted)(rows[n], logits[n]), fitted.temperature
-    fitted = _fitted(d, rows, logits)
-    if fitted.threshold is None:  # the labels are the same
-        answers = list(map(Decoder(fitted), rows, logits))
-    if not enough:
-        return fitted, answers, {}
-    x, gold, row_of = gold_logits(d, rows, logits)
-    reliability: dict[str, Any] = {"temperature": fitted.temperature, "rows": len(rows)}
-    for name, divisor in (("before", np.ones(len(x))), ("after", temperatures[row_of])):
-        sides = intervals.confidences(x, gold, divisor)
-        error, interval = intervals.expected_calibration_error(*sides, np.repeat(row_of, len(sides[0]) // len(x)))
-        reliability[name] = {"error": error, "interval": interval}
-    before, after = (task_metrics.format_score("", *reliability[name].values()) for name in ("before", "after"))
-    how = f"calibrated on {len(rows):,} rows with the temperature {fitted.temperature:.3g}"
-    return fitted, answers, reliability | {"text": f"{how}: expected calibration error {after}, before {before}"}
-
-
-def _halves(groups: Sequence[Hashable]) -> list[list[int]]:
-    names = list(dict.fromkeys(groups))
-    first = {names[n] for n in keyed_rng("halves", 0).permutation(len(names))[: len(names) // 2]}
-    return [[n for n, name in enumerate(groups) if (name in first) == side] for side in (True, False)]
-
-
-def _fitted(d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]) -> TaskConfig:
-    """The task with the temperature and then the threshold that fit these rows."""
-    if d.task == "qa":
-        answers = list(map(Decoder(d), rows, logits))
-        figures = task_metrics.compute_metrics(d, [features.item for features in rows], answers)
-        return replace(d, threshold=task_metrics.best_threshold(answers, figures)) if "threshold" in figures else d
-    x, gold, _ = gold_logits(d, rows, logits)
-    d = replace(d, temperature=intervals.fit_temperature(x, gold))
-    if d.task == "multilabel":
-        d = replace(d, threshold=intervals.best_label_threshold(sigmoid(x / d.temperature), gold))
-    return d
-
-
-def gold_logits(
-    d: TaskConfig, rows: Sequence[Features], logits: Sequence[Logits]
-) -> tuple[Logits, NDArray[np.float64], NDArray[np.int64]]:
-    """Logits [n, labels] and gold labels as in `metrics.intervals`, of all words or tokens, or of each row; and the
-    number of the row of each."""
-    gold = [np.concatenate([example.target.labels for example in features.unit]) for features in rows]
-    if d.task == "choice":
-        return np.stack([x[:, 0] for x in logits]), np.stack(gold).argmax(1), np.arange(len(rows))
-    return np.concatenate(logits), np.concatenate(gold), np.repeat(np.arange(len(rows)), list(map(len, gold)))
 
 
 def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
@@ -435,24 +366,22 @@ def finetune(
     return open_trained(run, output, [""], device, progress)[0]
 
 
+class _Owner:
+    """Of a temporary folder. All models in it have the same one, so that it is deleted with the last of them."""
+
+
 def open_trained(
     run: Callable[[str | Path], Iterator[Event]], output: str | Path | None, folders: Iterable[str], device: str,
     progress: bool | None,
 ) -> list[Predictor]:  # fmt: skip
     """The models that a run has written into these folders of its output; None: a temporary one, deleted with them."""
+    owner = _Owner()
     with ExitStack() as stack:
         if output is None:
             output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
         show_progress(run(output), progress)
-        models, kept = [Predictor(Path(output) / folder, device=device) for folder in folders], stack.pop_all()
-    in_use = len(models)
-
-    def release() -> None:
-        nonlocal in_use
-        in_use -= 1
-        if not in_use:
-            kept.close()
-
+        models = [Predictor(Path(output) / folder, device=device) for folder in folders]
+        weakref.finalize(owner, stack.pop_all().close)
     for model in models:
-        weakref.finalize(model, release)
+        vars(model)["owner"] = owner
     return models
