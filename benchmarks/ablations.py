@@ -4,7 +4,7 @@
 
 Each is one `bertworks evaluate ablation`; the page shows the command. What is finished stays in results/ablations.json
 and is not run again; what was stopped (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on
-time, so several may run at once (--workers, one thread each) and beside other work. All take about a day on one core.
+time, so several may run at once (--workers, one thread each) and next to other work. All take about a day on one core.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=data, help="the folder with text/, glue/, ner/ and others")
     parser.add_argument("--only", nargs="+", choices=[one.name for one in COMPARISONS], default=[])
     parser.add_argument("--workers", type=int, default=1, help="comparisons at a time")
-    parser.add_argument("--show", action="store_true", help="run nothing, write the tables anew")
+    parser.add_argument("--show", action="store_true", help="run nothing, write the tables again")
     parser.add_argument("--quick", action="store_true", help="does it run? a seed, a few steps; nothing is kept")
     options = parser.parse_args()
     skip_without(options.data / TEXT)

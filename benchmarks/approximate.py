@@ -1,4 +1,4 @@
-"""Does faiss pay? Milliseconds of a query, and the share of the ten true neighbours that is found, beside exact search.
+"""Does faiss pay? Milliseconds of a query and share of the ten true neighbours found, next to exact search.
 
     python benchmarks/approximate.py [--vectors FILE.npy] [--documents 100000] [--threads N]
 

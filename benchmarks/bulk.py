@@ -1,4 +1,4 @@
-"""What bulk work costs: two workers beside one, the overhead of an engine, the memory of the command.
+"""What bulk work costs: two workers against one, the overhead of an engine, the memory of the command.
 
     python benchmarks/bulk.py [--rounds 3] [--rows 20000] [--seconds 10] [--engines local ray] [--most 1000000]
 

@@ -10,7 +10,7 @@ its own (peers.txt, `make bench-peers`), which has no bertworks. Not here: texts
     CTranslate2             the network as its converter writes it; int8: its `compute_type`
 
 All but sentence-transformers, which does it itself, tokenize with `tokenizers`, all texts at once and on all threads,
-and pool in numpy. The last three read sorted texts. Everyone gives its answers in the order that was asked.
+and pool in numpy. The last three read sorted texts. All give their answers in the order of the input.
 """
 
 import json
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FINISHED = "finished"  # a file beside what was converted
+FINISHED = "finished"  # a file next to what was converted
 BATCH = 32  # as sentence-transformers takes it
 Answering = Callable[[Sequence[str]], Any]  # texts -> float32 [texts, hidden], or [texts, labels] of probabilities
 Rectangle = Callable[[Any, Any], Any]  # ids and mask, int64 [texts, length] -> the same
@@ -75,7 +75,7 @@ def memory_mb() -> float:
 
 
 def speed(answer: Answering, texts: list[str], job: Job) -> dict[str, Any]:
-    """Once over all texts, after some of all lengths that nobody times."""
+    """Once over all texts, after some of all lengths that are not timed."""
     import numpy as np
 
     answer(texts[:: max(1, len(texts) // 64)])
@@ -101,7 +101,7 @@ def query(answer: Answering, texts: list[str], job: Job) -> dict[str, Any]:
 
 
 def start(answer: Answering, texts: list[str], job: Job) -> dict[str, Any]:
-    """One text; whoever started this process has a clock."""
+    """One text; the process that started this one has a clock."""
     answer(texts[:1])
     return {}
 
@@ -174,7 +174,7 @@ def load_onnxruntime(job: Job, *, file: str) -> Answering:
     path = str(Path(job.files, file))
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
-    wanted = [session.get_outputs()[0].name]  # not the pooler, which nobody reads
+    wanted = [session.get_outputs()[0].name]  # not the pooler, which is not used
 
     def compute(ids: Any, mask: Any) -> Any:
         return finished(session.run(wanted, {"input_ids": ids, "attention_mask": mask})[0], mask, job)
@@ -275,7 +275,7 @@ CONTENDERS = {
     "CTranslate2": Contender("ctranslate2", lambda job: load_ctranslate2(job, precision="float32")),
     "CTranslate2, int8": Contender("ctranslate2", lambda job: load_ctranslate2(job, precision="int8")),
 }
-REFERENCE = "transformers, input order"  # whose answers are right
+REFERENCE = "transformers, input order"  # its answers are right
 
 
 # --- what three of them read, made once by the environment `convert`
@@ -311,7 +311,7 @@ def convert(model: Path, files: Path) -> None:
     if classify:
         head = network.classifier
         np.savez(files / "head.npz", weight=head.weight.detach().numpy(), bias=head.bias.detach().numpy())
-    body.config.position_embedding_type = "absolute"  # the converter asks for it; transformers 5 has nothing else
+    body.config.position_embedding_type = "absolute"  # the converter needs it; transformers 5 has nothing else
     body.save_pretrained(files / "body")
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(files / "body")
     TransformersConverter(str(files / "body")).convert(str(files / "ctranslate2"), force=True)

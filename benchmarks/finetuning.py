@@ -1,4 +1,4 @@
-"""How soon a fine-tuning is as good: `bertworks finetune` beside transformers' Trainer, on the CPU.
+"""How soon a fine-tuning is as good: `bertworks finetune` next to transformers' Trainer, on the CPU.
 
     python benchmarks/finetuning.py --data GLUE_FOLDER [--tasks SST-2 MRPC] [--seeds 5] [--threads N] [--quick]
 
@@ -12,9 +12,9 @@ count, imports do not, and while dev is answered (eight times in an epoch) it st
 
 Scores are those of the last state; neither side is given its best one. How long it takes to reach a score is read off
 the mean curve of all seeds: the first moment at which it is that high. Memory is the peak of the process, libraries and
-the answering of dev included; with the same batches on both sides `results.py --peer` tells it.
+the answering of dev included; with the same batches on both sides `results.py --peer` measures it.
 
-The table is written after every pair of runs, and the next time, at the same commit, it goes on from there.
+The table is written after every pair of runs, and the next time, at the same commit, it continues there.
 """
 
 import argparse

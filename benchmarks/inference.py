@@ -1,6 +1,6 @@
-"""How fast texts become vectors and labels on the CPU: bertworks beside what people use instead.
+"""How fast texts become vectors and labels on the CPU: bertworks and what people use instead.
 
-    make bench-peers       installs the others, each into an environment of its own (peers.txt)
+    make bench-peers       installs the others, each into its own environment (peers.txt)
     python benchmarks/inference.py [--works minilm base sst2 query alone] [--contenders NAME ...] [--rounds 3]
                                    [--texts 2000] [--base-texts 500] [--threads N] [--quick]
                                    [--profile] [--show] [--avx2]
@@ -19,12 +19,12 @@ that glibc keeps, and threads that soon sleep. Contenders that are not installed
                    published nowhere
 
 After every round of a work its figures, and where they come from, are in results/inference/WORK.json, and the page
-shows all that is there: works can be measured one by one, and whoever stops keeps what was done. --show: only the page.
+shows all that is there: works can be measured one by one, and what was done is kept. --show: only the page.
 
 "of matmul" is the share of the speed of large matrix products, in the best precision of this machine: products that the
 real tokens need over products that the machine could have done. It is measured in every round; the best one counts.
 
---avx2: as on a machine without AVX-512 and AMX, by the switches of the libraries; a table of its own. ONNX Runtime has
+--avx2: as on a machine without AVX-512 and AMX, by the switches of the libraries; another table. ONNX Runtime has
 no such switch, and keeps what the machine has.
 """
 
@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from contenders import CONTENDERS, FINISHED, REFERENCE, Job
 from inference_tables import COLUMNS, stages_table, tables
-from materials import Lengths, judged_texts, queries, random_models, real_texts
+from materials import Lengths, labelled_texts, queries, random_models, real_texts
 from provenance import HERE, PAGE, process, provenance, write_between
 
 COMMAND = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}  # what the command `bertworks` sets
@@ -97,7 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="does it run? one round, few texts, a tiny network")
     parser.add_argument("--profile", action="store_true", help="only where the time of bertworks goes")
     parser.add_argument("--avx2", action="store_true", help="as on a machine without AVX-512 and AMX")
-    parser.add_argument("--show", action="store_true", help="measure nothing, write the page anew")
+    parser.add_argument("--show", action="store_true", help="measure nothing, write the page again")
     return parser.parse_args()
 
 
@@ -133,7 +133,7 @@ class Bench:
         works = {
             "minilm": Work(f"Vectors, {small}", self.minilm, texts),
             "base": Work(f"Vectors, {base}", self.filled, texts[::every]),
-            "sst2": Work(f"Labels, {base}", models["classifier"], judged_texts(872, self.lengths)[:count], True),
+            "sst2": Work(f"Labels, {base}", models["classifier"], labelled_texts(872, self.lengths)[:count], True),
             "query": Work(f"One query, {small}", self.minilm, queries(100, self.lengths), kind="query"),
         }
         self.works = {name: work for name, work in works.items() if name in arguments.works}

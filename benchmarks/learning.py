@@ -1,4 +1,4 @@
-"""What is learned in the same time: our `pretrain --budget` beside transformers, on the same text and the same cores.
+"""What is learned in the same time: our `pretrain --budget` and transformers, on the same text and the same cores.
 
     python benchmarks/learning.py [CORPUS] [--minutes 30] [--size mini] [--threads N] [--together] [--quick]
 
@@ -17,7 +17,7 @@ always on the same masks (15 %, 80/10/10, full sentences without pairs, 128 toke
     transformers, our settings    BertForPreTraining with our batches, rates, phases, initial weights and precision:
                                   what is left is the difference in speed
 
-Vocabulary and shards are made before, once, and are not counted for anybody; nor are imports.
+Vocabulary and shards are made before, once, and are not counted; nor are imports.
 """
 
 import argparse
@@ -227,7 +227,7 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_recipe(arguments: argparse.Namespace, shards: Any) -> Any:
-    """What a budget of this time would choose on a machine whose speed is within the range of the asked size."""
+    """What a budget of this time would choose on a machine whose speed is within the range of the given size."""
     from bertworks.training.budget import EFFICIENCY, SIZE_PRESETS, choose_recipe
     from bertworks.training.device import DTYPES, best_precision, measure_matmul
 
@@ -382,7 +382,7 @@ def transformers_our_settings(
 
 
 def padded(batch: Any) -> dict[str, Any]:
-    """A batch of ours as transformers reads it: rectangles; -100 where nothing is asked."""
+    """A batch of ours as transformers reads it: rectangles; -100 where nothing is predicted."""
     import torch
 
     layout = batch.layout

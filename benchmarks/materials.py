@@ -31,7 +31,7 @@ class Lengths:
 
 def real_texts(count: int, lengths_of: Lengths) -> list[str]:
     """Runs of whole sentences, of English Wikipedia or else of what comes with Python; about 61 tokens on average, none
-    longer than LONGEST. The same ones every time; what is asked for beyond them are the first ones again."""
+    longer than LONGEST. The same ones every time; beyond them they are repeated."""
     runs = _runs(_documents())
     found: list[str] = []
     while len(found) < count and (part := list(islice(runs, _AT_ONCE))):
@@ -50,7 +50,7 @@ def queries(count: int, lengths_of: Lengths) -> list[str]:
     return found[:count]
 
 
-def judged_texts(count: int, lengths_of: Lengths) -> list[str]:
+def labelled_texts(count: int, lengths_of: Lengths) -> list[str]:
     """The dev set of SST-2; as many real texts where it is not at hand."""
     if DATA is None:
         return real_texts(min(count, 872), lengths_of)

@@ -1,4 +1,4 @@
-"""How fast members of the family learn: our training step beside that of transformers' own class, on the CPU.
+"""How fast members of the family learn: our training step and that of transformers' own class, on the CPU.
 
     python benchmarks/members.py [--members bert roberta albert electra gpt gpt2] [--rounds 3] [--threads N] [--quick]
 
@@ -173,11 +173,11 @@ def theirs(member: str, config: Any, rows: list[list[Any]], low: bool) -> Callab
         if member != "electra":
             return model(**batch).loss
         made = generator(**batch)
-        asked = batch["labels"] != -100
+        predicted = batch["labels"] != -100
         with torch.no_grad():
-            samples = torch.distributions.Categorical(logits=made.logits[asked].float()).sample()
-        read = batch["input_ids"].masked_scatter(asked, samples)
-        differ = torch.zeros_like(read).masked_scatter(asked, (samples != batch["labels"][asked]).long())
+            samples = torch.distributions.Categorical(logits=made.logits[predicted].float()).sample()
+        read = batch["input_ids"].masked_scatter(predicted, samples)
+        differ = torch.zeros_like(read).masked_scatter(predicted, (samples != batch["labels"][predicted]).long())
         return made.loss + 50 * model(input_ids=read, attention_mask=batch["attention_mask"], labels=differ).loss
 
     def step(number: int) -> float:
@@ -200,8 +200,8 @@ def inputs_of(member: str, row: list[Any]) -> dict[str, Any]:
 
     kinds, none = MEMBERS[member][2], Target(np.zeros(0, np.int64), np.zeros(1, np.int64))
     pair = next((kind for kind in ("next_sentence", "sentence_order") if kind in kinds), "")
-    asked = [{"masked_lm": e.targets.get("masked_lm", none), "next_sentence": e.targets.get(pair, none)} for e in row]
-    batch = padded([e._replace(targets=targets) for e, targets in zip(row, asked, strict=True)])
+    given = [{"masked_lm": e.targets.get("masked_lm", none), "next_sentence": e.targets.get(pair, none)} for e in row]
+    batch = padded([e._replace(targets=targets) for e, targets in zip(row, given, strict=True)])
     label = batch.pop("next_sentence_label")
     if pair:
         batch[f"{pair}_label"] = label

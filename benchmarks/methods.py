@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1, help="processes, each with one cell at a time")
     parser.add_argument("--model", default="minilm")
-    parser.add_argument("--show", action="store_true", help="run nothing, write table and picture anew")
+    parser.add_argument("--show", action="store_true", help="run nothing, write table and picture again")
     parser.add_argument(
         "--quick", action="store_true", help="does it run? one cell of each, one epoch; nothing is kept"
     )

@@ -1,4 +1,4 @@
-"""How fast raw text becomes token ids: `write_shards` beside the bare tokenizer and beside `datasets`.
+"""How fast raw text becomes token ids: `write_shards`, the bare tokenizer and `datasets`.
 
     python benchmarks/prepare.py [CORPUS] [--documents 300] [--threads 2] [--runs 3] [--times 10]
 
@@ -56,10 +56,12 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("corpus", nargs="?", type=Path, default=data / "text" / "en-wikipedia-8m.jsonl.gz")
     parser.add_argument("--vocabulary", type=Path, default=data / "vocab" / "bert-base-uncased-vocab.txt")
-    parser.add_argument("--documents", type=int, help="only the first so many")
+    parser.add_argument("--documents", type=int, help="only this number, from the first")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--times", type=int, default=10, help="also one run on the corpus so many times over; 1: none")
+    parser.add_argument(
+        "--times", type=int, default=10, help="also one run on the corpus repeated this number of times; 1: none"
+    )
     parser.add_argument("--run", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()

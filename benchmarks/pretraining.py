@@ -1,4 +1,4 @@
-"""How fast BERT learns: our training step beside that of transformers, on the CPU.
+"""How fast BERT learns: our training step and that of transformers, on the CPU.
 
     python benchmarks/pretraining.py [--sizes small mixed base] [--rounds 3] [--threads N] [--quick]
 
@@ -8,10 +8,10 @@ and of the steps of a process after the first ones. Only real tokens are counted
 
     bertworks                     as `bertworks pretrain` trains: automatic precision
     transformers, fp32            BertForPreTraining as people run it: labels for all places (-100 where nothing is
-                                  asked), scaled_dot_product_attention
+                                  predicted), scaled_dot_product_attention
     transformers, bf16            the same under autocast. Where the machine only emulates bf16: once, and one step of
                                   two sequences after another for warming up
-    transformers, allocator       in the faster precision, with glibc told to keep memory, as bertworks does
+    transformers, allocator       in the faster precision, with glibc set to keep memory, as bertworks does
     transformers, tuned           and with torch.compile: the best that a patient user gets without changing the model
 
 "of matmul" is the share of the speed of large matrix products, measured in the same process right before the steps:
@@ -175,11 +175,11 @@ def run_variant(arguments: argparse.Namespace) -> dict[str, Any]:
     step = prepare(BERT_SIZES[case.size], rows, precision, name.endswith("tuned"))
     times, losses = time_steps(step, arguments, few=lacking)
     lengths = [len(example.input_ids) for row in rows for example in row]
-    asked = sum(len(example.targets["masked_lm"].labels) for row in rows for example in row)
+    predicted = sum(len(example.targets["masked_lm"].labels) for row in rows for example in row)
     mean_length = sum(n * n for n in lengths) / sum(lengths)  # that attention sees
-    # Ours finishes the last layer for asked tokens and [CLS] only: what is not computed does not count.
-    finished = (asked + len(lengths)) / sum(lengths) if name == "bertworks" else 1.0
-    flops = BERT_SIZES[case.size].flops_per_token(round(mean_length), asked / sum(lengths), finished=finished)
+    # Ours finishes the last layer for predicted tokens and [CLS] only: what is not computed does not count.
+    finished = (predicted + len(lengths)) / sum(lengths) if name == "bertworks" else 1.0
+    flops = BERT_SIZES[case.size].flops_per_token(round(mean_length), predicted / sum(lengths), finished=finished)
     seconds = statistics.median(times)
     speed = sum(lengths) / BATCHES / seconds
     return {
@@ -211,7 +211,7 @@ def time_steps(
 
 
 def make_examples(vocab_size: int, case: Case, sequences: int, seed: int) -> list[Any]:
-    """Random tokens, of which 15 % are asked; the first sequence is as long as any."""
+    """Random tokens, of which 15 % are predicted; the first sequence is as long as any."""
     import numpy as np
 
     from bertworks.batching.masking import Example
@@ -277,7 +277,7 @@ def prepare_transformers(config: Any, rows: list[list[Any]], precision: str, com
 
 
 def padded(row: list[Any]) -> dict[str, Any]:
-    """Examples as transformers reads them: rectangles, padded to the longest; -100 where nothing is asked."""
+    """Examples as transformers reads them: rectangles, padded to the longest; -100 where nothing is predicted."""
     import torch
 
     shape = len(row), max(len(example.input_ids) for example in row)

@@ -1,5 +1,5 @@
 """Training in several processes: steps of BERT-small in one process and in two, with one thread each. The settings take
-turns; the speed is that of all processes together. It tells something on a quiet machine with as many free cores.
+turns; the speed is that of all processes together. It needs as many free cores.
 
     python benchmarks/processes.py [--rounds 3] [--seconds 20] [--processes 2] [--tokens 8192] [--device auto]
 """

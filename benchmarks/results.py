@@ -6,12 +6,12 @@
 Every line is one command of bertworks, run as a user types it; results.md says which. What was run stays in
 results/tasks.json and is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes on at the same commit: a
 table that takes days can be made in many sittings. What fails is named, and the next row is run. Nothing is averaged
-silently: the table says how many seeds each row has. What a run costs is told in processor time of its whole process,
-judging and writing included, so that it may run beside other things (`nice`).
+silently: the table says how many seeds each row has. The cost of a run is the processor time of its whole process,
+evaluation and writing included, so that it may run next to other programs (`nice`).
 
 `--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of batches of 16, one
 of SQuAD, rate 5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1), and ours with them too: equal
-settings should give equal scores. Both keep the state that was best on dev, judged after each epoch.
+settings should give equal scores. Both keep the state that was best on dev, evaluated after each epoch.
 """
 
 import argparse
@@ -52,14 +52,14 @@ def main() -> None:
     rows = {row.name: row for row in (EQUAL_ROWS if arguments.peer else ROWS)}
     if unknown := set(arguments.only) - set(rows):
         raise SystemExit(f"there is no row {sorted(unknown)[0]!r}; there are {', '.join(rows)}")
-    asked = [rows[name] for name in arguments.only or rows]
+    wanted = [rows[name] for name in arguments.only or rows]
     if arguments.quick:
         with tempfile.TemporaryDirectory(prefix="bertworks-results-") as scratch:
             few(arguments.data, Path(scratch))
             arguments.data, arguments.seeds = Path(scratch), 1
-            failed = run_all(asked, arguments)
+            failed = run_all(wanted, arguments)
     else:
-        failed = [] if arguments.show else run_all(asked, arguments)
+        failed = [] if arguments.show else run_all(wanted, arguments)
         known = read_store()
         write_between(PAGE, "scores", scores(known))
         write_between(PAGE, "equal", equal(known))
@@ -76,8 +76,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--japanese", type=Path, help="a model for the Japanese rows")
     parser.add_argument("--korean", type=Path, help="a model for the Korean rows")
-    parser.add_argument("--peer", action="store_true", help="beside transformers' Trainer, with equal settings")
-    parser.add_argument("--show", action="store_true", help="run nothing, write the tables anew")
+    parser.add_argument("--peer", action="store_true", help="next to transformers' Trainer, with equal settings")
+    parser.add_argument("--show", action="store_true", help="run nothing, write the tables again")
     parser.add_argument("--quick", action="store_true", help="does it run? a seed, a few rows; nothing is kept")
     parser.add_argument("--trainer", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
@@ -159,8 +159,8 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
     names = ("split", "train", "figures", "seconds", "step", "processor_seconds", "memory_mb")
     found = {name: found[name] for name in names if name in found}
     found |= {"seed": seed, "threads": arguments.threads, "commit": code}
-    told = provenance(())  # processors of one name may differ in what decides over the precision
-    found |= {"time": told["time"], "cpu": told["cpu"] + ", bf16" * ("avx512_bf16" in told["cpu_flags"])}
+    facts = provenance(())  # processors of one name may differ in what decides over the precision
+    found |= {"time": facts["time"], "cpu": facts["cpu"] + ", bf16" * ("avx512_bf16" in facts["cpu_flags"])}
     if not arguments.quick:
         keep(kind, row.name, found)
     shutil.rmtree(folder)
@@ -171,7 +171,7 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
 
 
 def some_of(most: int, data: Path) -> Path:
-    """The same files of SST-2 with so many rows to learn from: those that finetuning.py takes."""
+    """The same files of SST-2 with this number of training rows: those that finetuning.py takes."""
     from bertworks.io.atomic_write import write_text
 
     source, target = data / "glue" / "SST-2", WORK / f"{most}-rows" / "glue" / "SST-2"
@@ -196,10 +196,10 @@ def keep(kind: str, name: str, found: dict[str, Any]) -> None:
 def run(command: Sequence[str], folder: Path, data: Path, threads: int) -> dict[str, Any] | None:
     """What a command says at last, its processor time and its largest memory, all pieces together; None: it failed."""
     folder.mkdir(parents=True, exist_ok=True)
-    told, spent = folder / "told", folder / "spent.json"
+    printed, spent = folder / "printed.jsonl", folder / "spent.json"
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"}
     environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
-    with told.open("w") as output, (folder / "log").open("a") as log:
+    with printed.open("w") as output, (folder / "log").open("a") as log:
         child = subprocess.Popen(command, stdout=output, stderr=log, env=environment, cwd=data)
     try:
         stopped, (_, status, usage) = False, os.wait4(child.pid, 0)
@@ -217,7 +217,7 @@ def run(command: Sequence[str], folder: Path, data: Path, threads: int) -> dict[
         raise SystemExit(f"stopped: {folder}")
     if child.returncode:
         return None
-    last: dict[str, Any] = json.loads(told.read_text().splitlines()[-1])
+    last: dict[str, Any] = json.loads(printed.read_text().splitlines()[-1])
     return last | took
 
 

@@ -1,4 +1,4 @@
-"""The rows of docs/concepts/results.md: what is learned, with which command, and how it is judged."""
+"""The rows of docs/concepts/results.md: what is learned, with which command, and how it is evaluated."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ class Row:
     command: str  # after `bertworks`, but for seed and output; paths within the data
     metrics: tuple[str, ...]  # the first is the one by which the best state was kept
     most: int | None = None  # rows to learn from, drawn once; None: all
-    settings: tuple[str, ...] = ()  # with `--peer`, beside EQUAL
+    settings: tuple[str, ...] = ()  # with `--peer`, added to EQUAL
 
 
 def glue(name: str, *metrics: str) -> Row:
@@ -80,7 +80,7 @@ ROWS = (
         ("spearman", "pearson"),
     ),
 )  # fmt: skip
-# Beside transformers' Trainer, which takes two to three times as long: so of the two largest only a part.
+# Next to transformers' Trainer, which takes two to three times as long: so of the two largest only a part.
 EQUAL_ROWS = (
     glue("CoLA", "matthews_correlation"),
     replace(glue("SST-2", "accuracy"), name="SST-2, 10,000 rows", most=10_000),

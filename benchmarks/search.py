@@ -2,10 +2,10 @@
 
     python benchmarks/search.py [--documents 100000] [--queries 50] [--threads N] [--rounds 3] [--quick]
 
-Texts and vectors are made up, for only their number matters; the model that makes the vector of a query is `minilm`,
-and its time is told apart. Each time is that of a whole `Index.search` for ten documents, with rows read from disk.
-Beside it what only the nearest of vectors in memory take: in numpy, and in faiss where that is installed. All take
-turns; the table goes to docs/concepts/performance.md.
+Texts and vectors are made up, for only their number matters. The model that makes the vector of a query is `minilm`,
+and its time is shown separately. Each time is that of a whole `Index.search` for ten documents, with rows read from
+disk. Next to it the time of the nearest vectors in memory alone: in numpy, and in faiss where that is installed. All
+take turns; the table goes to docs/concepts/performance.md.
 """
 
 import argparse
@@ -43,14 +43,14 @@ def main() -> None:
         documents = 1000 if a.quick else a.documents
         index = filled(Path(folder), documents, lambda n: " ".join(draw.choices(words, weights, k=n)))
         queries = [" ".join(draw.choices(words, weights, k=6)) for _ in range(a.queries)]
-        asked: dict[str, Callable[[str], object]] = {"vector of the query": lambda query: index.embedder.embed([query])}
+        calls: dict[str, Callable[[str], object]] = {"vector of the query": lambda query: index.embedder.embed([query])}
         for ranking in ("dense", "bm25", "hybrid"):
-            asked[f"search, {ranking}"] = lambda query, ranking=ranking: index.search(query, 10, ranking=ranking)
-        asked |= nearest(index, queries, documents, a.threads)
-        times: dict[str, list[float]] = {name: [] for name in asked}
+            calls[f"search, {ranking}"] = lambda query, ranking=ranking: index.search(query, 10, ranking=ranking)
+        calls |= nearest(index, queries, documents, a.threads)
+        times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(a.rounds):
-            for name, ask in asked.items():
-                times[name] += timed(ask, queries)
+            for name, call in calls.items():
+                times[name] += timed(call, queries)
         segments = len(index.manifest.segments)
     rows = {name: {"p50": statistics.median(found), "p95": statistics.quantiles(found, n=20)[18]}
             for name, found in times.items()}  # fmt: skip
@@ -87,13 +87,13 @@ def nearest(index: Index, queries: list[str], documents: int, threads: int) -> d
     return found
 
 
-def timed(ask: Callable[[str], object], queries: list[str]) -> list[float]:
+def timed(call: Callable[[str], object], queries: list[str]) -> list[float]:
     """Milliseconds of each."""
-    ask(queries[0])  # files come into memory
+    call(queries[0])  # files come into memory
     found = []
     for query in queries:
         start = time.perf_counter()
-        ask(query)
+        call(query)
         found.append(1000 * (time.perf_counter() - start))
     return found
 

@@ -2,13 +2,13 @@
 
     python benchmarks/serving.py [--seconds 120] [--rounds 3] [--quick] [--peer]
 
-The load comes from a process of its own. First the capacity: 64 clients that ask again as soon as they are answered,
-or a second after they were told to come later. Then open load, whose requests come at their times whether or not others
+The load comes from a process of its own. First the capacity: 64 clients that send again as soon as they are answered,
+or a second after a refusal. Then open load, whose requests come at their times whether or not others
 were answered: 3 times the capacity, the capacity once more, and 0.7 of that for --seconds; all else takes a quarter of
-them. Beside it /health is asked ten times a second. --peer measures the capacity of sentence-transformers behind
+them. Meanwhile /health is requested ten times a second. --peer measures the capacity of sentence-transformers behind
 FastAPI, in a process of its own: with an endpoint in FastAPI's threads and with one in its event loop; the better
 counts. All of it in turns, round after round: machines that others share are fast at one time and slow at another, so
-that a ratio is one of neighbours, and its median over the rounds is told.
+that a ratio is one of neighbours, and its median over the rounds is shown.
 
 A request is one text: the paragraphs of this project's pages, 1 to 60 words each. The table goes to
 docs/concepts/performance.md.
@@ -47,20 +47,20 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from sentence_transformers import SentenceTransformer
 
-class Asked(BaseModel):
+class Inputs(BaseModel):
     inputs: list[str] | str
 
 app, model = FastAPI(), SentenceTransformer(sys.argv[1], device="cpu")
 
-def embed(asked: Asked) -> list[list[float]]:
-    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+def embed(request: Inputs) -> list[list[float]]:
+    texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
     return model.encode(texts, normalize_embeddings=True, show_progress_bar=False).tolist()
 
 app.post("/threads")(embed)
 
 @app.post("/loop")
-async def loop(asked: Asked) -> list[list[float]]:
-    return embed(asked)
+async def loop(request: Inputs) -> list[list[float]]:
+    return embed(request)
 
 @app.get("/health")
 def health() -> str:
@@ -96,7 +96,7 @@ def measure(seconds: int, count: int, *, peers: bool) -> list[list[Row]]:
     """Of each round what was found, in the order in which it was measured."""
     short, rounds = max(2, seconds // 4), list[list[Row]]()
     with server() as (url, running):
-        asked(url, "/embed", 0, min(short, 10))  # it learns how fast it is
+        run_load(url, "/embed", 0, min(short, 10))  # it learns how fast it is
         for _ in range(count):
             rows = [measured(CAPACITY, f"{url}embed", 0, short, running)]
             rows.append(measured(OVERLOAD, f"{url}embed", 3 * rows[-1]["answered_per_second"], short, running))
@@ -112,7 +112,7 @@ def measure(seconds: int, count: int, *, peers: bool) -> list[list[Row]]:
 def measured(name: str, url: str, rate: float, seconds: float, running: int) -> Row:
     """running: the process of the server."""
     at, slash, path = url.rpartition("/")
-    row = {"name": name, **summary(asked(at + slash, slash + path, rate, seconds)), "memory_mb": memory(running)}
+    row = {"name": name, **summary(run_load(at + slash, slash + path, rate, seconds)), "memory_mb": memory(running)}
     print(json.dumps(row), flush=True)
     return row
 
@@ -141,7 +141,7 @@ def peer() -> Iterator[tuple[str, int]]:
             assert running.poll() is None, "the peer ended: pip install fastapi sentence-transformers"
             time.sleep(1)
             with contextlib.suppress(OSError):
-                status = asyncio.run(Connection(url).ask("GET", "/health", b""))
+                status = asyncio.run(Connection(url).send("GET", "/health", b""))
         yield url, running.pid
         running.terminate()
 
@@ -155,8 +155,8 @@ def memory(process: int) -> int:
 # --- the load ---------------------------------------------------------------------------------------------------------
 
 
-def asked(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
-    """What a process that asks so often found; rate 0: as often as it is answered."""
+def run_load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
+    """What a process found that sends at this rate; rate 0: as soon as it is answered."""
     command = [sys.executable, __file__, "--load", url, path, str(rate), str(seconds)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -164,10 +164,10 @@ def asked(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """How many were asked and answered in a second; of each kind of answer how many, and their milliseconds."""
+    """How many were sent and answered in a second; of each kind of answer how many, and their milliseconds."""
     seconds, kinds = found["seconds"], found["milliseconds"]
     return {
-        "asked_per_second": found["asked"] / seconds,
+        "sent_per_second": found["sent"] / seconds,
         "answered_per_second": len(kinds.get("200", [])) / seconds,
         "seconds": seconds,
         "kinds": {kind: quantiles(times) for kind, times in kinds.items()},
@@ -198,14 +198,14 @@ def line(rounds: Sequence[Sequence[Row]], name: str) -> str:
     def of(kind: str, what: str) -> float:
         return middle(rounds, name, lambda row: row["kinds"].get(kind, {what: math.nan})[what])
 
-    asked, answered, used = (
-        middle(rounds, name, itemgetter(what)) for what in ("asked_per_second", "answered_per_second", "memory_mb")
+    sent, answered, used = (
+        middle(rounds, name, itemgetter(what)) for what in ("sent_per_second", "answered_per_second", "memory_mb")
     )
     refused = middle(rounds, name, lambda row: row["kinds"].get("429", {"count": 0})["count"] / row["seconds"])
     late = f"{of('429', 'p50'):.1f}, {of('429', 'p99'):.1f}" if refused else ""
     times = " | ".join(f"{of('200', what):.1f}" for what in ("p50", "p99", "max"))
     health = f"{of('health', 'p99'):.1f}, {of('health', 'max'):.1f}"
-    return f"| {name} | {asked:.1f} | {answered:.1f} | {times} | {refused:.1f} | {late} | {health} | {used:.0f} |"
+    return f"| {name} | {sent:.1f} | {answered:.1f} | {times} | {refused:.1f} | {late} | {health} | {used:.0f} |"
 
 
 def ratios(rounds: Sequence[Sequence[Row]]) -> list[str]:
@@ -236,14 +236,14 @@ def said(about: dict[str, Any]) -> str:
 
 
 class Connection(asyncio.Protocol):
-    """One that is kept. It knows as little of HTTP as tells a status: the load shares the cores of the server."""
+    """One that is kept. Of HTTP it knows only what gives a status: the load shares the cores of the server."""
 
     def __init__(self, url: str):
         self.at, self.received = urlsplit(url), b""
         self.transport: Any = None
         self.status: asyncio.Future[int]
 
-    async def ask(self, method: str, path: str, body: bytes) -> int:
+    async def send(self, method: str, path: str, body: bytes) -> int:
         if self.transport is None or self.transport.is_closing():  # a server may close what was idle: clients look
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: self, self.at.hostname, self.at.port)
@@ -281,14 +281,14 @@ class Load:
     async def one(self, kind: str = "") -> str:
         """What became of it: its status, "health", or "no answer"."""
         connection = self.idle.pop() if self.idle else Connection(self.url)
-        self.count["asked"] += not kind
+        self.count["sent"] += not kind
         begin = time.perf_counter()
         try:
             if kind:
-                await connection.ask("GET", "/health", b"")
+                await connection.send("GET", "/health", b"")
             else:
-                body = self.bodies[self.count["asked"] % len(self.bodies)]
-                kind = str(await connection.ask("POST", self.path, body))
+                body = self.bodies[self.count["sent"] % len(self.bodies)]
+                kind = str(await connection.send("POST", self.path, body))
             self.idle.append(connection)
         except OSError:
             kind = "no answer"
@@ -319,7 +319,7 @@ async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, An
         await asyncio.sleep(max(0.0, at - time.perf_counter()))
         tasks.append(asyncio.create_task(made.one()))
     await asyncio.gather(*tasks)
-    return {"milliseconds": made.times, "asked": made.count["asked"], "seconds": time.perf_counter() - begin}
+    return {"milliseconds": made.times, "sent": made.count["sent"], "seconds": time.perf_counter() - begin}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """transformers' Trainer on the rows of docs/concepts/results.md: the same sequences, labels and settings; its own loop.
 
 Sequences are cut and labelled by bertworks (whose tokens are equal to transformers': tests), and what the network says
-of dev is read and judged by bertworks as well; so a difference is one of network, head, optimiser or loop.
+of dev is read and evaluated by bertworks as well; so a difference is one of network, head, optimiser or loop.
 """
 
 import tempfile
@@ -31,7 +31,7 @@ READ = ("input_ids", "token_type_ids", "attention_mask")
 
 
 def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
-    """The figures of the best epoch on dev, and the seconds of the training without the judging."""
+    """The figures of the best epoch on dev, and the seconds of the training without the evaluation."""
     request, p = prepared(name, seed, data)
     task, o = p.description.task, p.recipe.optimizer
     metric = metric_of(task, request.metric, p.description.labels)
@@ -40,7 +40,7 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
     best: dict[str, float] = {}
     spent = 0.0
 
-    class Judging(Trainer):  # type: ignore[misc]
+    class Evaluating(Trainer):  # type: ignore[misc]
         def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
             nonlocal best, spent
             begin = time.perf_counter()
@@ -60,13 +60,13 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
         )  # fmt: skip
         collator = Collator(task, [item.label for item in p.data.train])
         begin = time.perf_counter()
-        Judging(model, settings, data_collator=collator, train_dataset=rows, eval_dataset=[]).train()
+        Evaluating(model, settings, data_collator=collator, train_dataset=rows, eval_dataset=[]).train()
         seconds = time.perf_counter() - begin
     return {"figures": best, "seconds": seconds - spent}
 
 
 def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
-    """What is asked of bertworks in a row of the table, and its fine-tuning just before the first step."""
+    """The request of a row of the table to bertworks, and its fine-tuning just before the first step."""
     row = next(row for row in EQUAL_ROWS if row.name == name)
     read, settings = None, (*EQUAL, *row.settings)
     words = row.command.split()
@@ -140,7 +140,7 @@ def rectangle(examples: Sequence[Any]) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def answers(model: Any, p: Any) -> list[Any]:
-    """To the whole of dev, asked sorted by length."""
+    """For the whole of dev, computed sorted by length."""
     task = p.description.task
     decoding = Decoder(replace(p.description, threshold=None))
     dev = list(make_featurizer(p.description, p.model.tokenizer)(p.data.dev))
@@ -154,7 +154,7 @@ def answers(model: Any, p: Any) -> list[Any]:
         out = model(**rectangle(examples))
         logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits
         for place, example, rows in zip(part, examples, logits, strict=True):
-            asked = torch.from_numpy(example.target.positions)
-            known[place] = (rows[asked] if task in ("tagging", "qa") else rows[None]).numpy()
+            positions = torch.from_numpy(example.target.positions)
+            known[place] = (rows[positions] if task in ("tagging", "qa") else rows[None]).numpy()
     model.train()
     return [decoding(one, np.concatenate([known[n, k] for k in range(len(one.unit))])) for n, one in enumerate(dev)]

@@ -122,12 +122,12 @@ def write_squad(path: Path, count: int = 120, *, impossible: bool = True) -> Pat
     for number in range(count):
         place, person = draw.choice(PLACES), draw.choice(PEOPLE)
         context = f"{sentence(draw)} {person} lives in {place} . {sentence(draw)}"
-        asked = {"id": f"q{number}", "question": f"where lives {person} ?", "is_impossible": False}
-        asked["answers"] = [{"text": place, "answer_start": context.index(f"in {place} .") + 3}]
+        requested = {"id": f"q{number}", "question": f"where lives {person} ?", "is_impossible": False}
+        requested["answers"] = [{"text": place, "answer_start": context.index(f"in {place} .") + 3}]
         if impossible and number % 4 == 0:
             context = context.replace(f"lives in {place}", "was in this town")
-            asked |= {"answers": [], "is_impossible": True}
-        paragraphs.append({"context": context, "qas": [asked]})
+            requested |= {"answers": [], "is_impossible": True}
+        paragraphs.append({"context": context, "qas": [requested]})
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
     return path
 

@@ -43,20 +43,20 @@ CASES: dict[str, tuple[TaskHead, str, dict[str, Any]]] = {
 
 def example(task: str, length: int, number: int, generator: np.random.Generator) -> Example:
     ids, types = generator.integers(5, 90, length), np.arange(length) // (length // 2 + 1)
-    asked, labels = np.array([0]), np.array([generator.integers(3)])
+    requested, labels = np.array([0]), np.array([generator.integers(3)])
     match task:
         case "multilabel":
             labels = generator.integers(0, 2, (1, 4)).astype(np.float32)
         case "regression":
             labels = generator.normal(size=1).astype(np.float32)
         case "tagging":
-            asked = np.sort(generator.permutation(length)[: max(1, length // 2)])
-            labels = generator.integers(0, 5, len(asked))
+            requested = np.sort(generator.permutation(length)[: max(1, length // 2)])
+            labels = generator.integers(0, 5, len(requested))
         case "qa":
-            asked, labels = np.arange(length), np.sort(generator.integers(0, length, 2))
+            requested, labels = np.arange(length), np.sort(generator.integers(0, length, 2))
         case "choice":
             labels = np.array([float(number % 3 == 1)], np.float32)
-    return Example(ids, types, {"task": Target(asked, labels)})
+    return Example(ids, types, {"task": Target(requested, labels)})
 
 
 def batch_of(task: str, seed: int = 0) -> Batch:

@@ -1,4 +1,4 @@
-"""A process that has imported everything once, and forks children that pre-train and are killed when they are told.
+"""A process that has imported everything once, and forks children that pre-train and are killed on command.
 
 Orders come in by standard input, a JSON object in a line; answers go out by standard output. Children of a fresh
 process are as good as fresh processes, and begin at once instead of after seconds.

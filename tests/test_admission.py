@@ -104,7 +104,7 @@ class Task:
     st.integers(1, 8),
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.booleans()), min_size=1, max_size=40),
 )
-def test_whoever_is_refused_has_no_less_than_others(slots: int, steps: list[tuple[str, int, bool]]):
+def test_a_refused_client_has_no_less_than_others(slots: int, steps: list[tuple[str, int, bool]]):
     """Requests arrive (or the oldest ends): the room is never exceeded, and no client is refused while another one
     could give it room and still have as much."""
     admission, total = Admission(slots, 80), 80

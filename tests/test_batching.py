@@ -65,7 +65,7 @@ def hold(batcher: Batcher, squares: Squares) -> "Future[list[int]]":
 
 @given(st.lists(st.lists(st.integers(0, 12), min_size=1), max_size=9), st.integers(1, 12), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int, workers: int):
+def test_each_gets_its_own_answer(questions: list[list[int]], size: int, workers: int):
     batcher, squares = eager(size, workers=workers), Squares()
     futures = [ask(batcher, squares, *numbers) for numbers in questions]
     squares.go.set()
@@ -78,7 +78,7 @@ def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int, wo
 
 @given(st.lists(st.lists(st.integers(0, 13), min_size=1, max_size=5), max_size=9), st.integers(1, 6), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
-def test_only_who_asks_what_nobody_knows_gets_an_error(questions: list[list[int]], size: int, workers: int):
+def test_only_an_unknown_question_gets_an_error(questions: list[list[int]], size: int, workers: int):
     batcher, squares = eager(size, workers=workers), Squares()
     futures = [ask(batcher, squares, *numbers) for numbers in questions]
     squares.go.set()
@@ -90,8 +90,8 @@ def test_only_who_asks_what_nobody_knows_gets_an_error(questions: list[list[int]
 
 
 def test_several_batches_are_computed_at_once_and_know_it(monkeypatch: pytest.MonkeyPatch):
-    both, told = threading.Barrier(2, timeout=10), list[int]()
-    monkeypatch.setattr(THREADS, "adapt", told.append)
+    both, reported = threading.Barrier(2, timeout=10), list[int]()
+    monkeypatch.setattr(THREADS, "adapt", reported.append)
 
     def compute(units: Sequence[int]) -> Sequence[int]:
         both.wait()
@@ -100,7 +100,7 @@ def test_several_batches_are_computed_at_once_and_know_it(monkeypatch: pytest.Mo
     batcher = eager(1, workers=2)
     futures = [batcher.submit(job(compute, n)) for n in range(4)]
     assert [future.result(10) for future in futures] == [[0], [1], [2], [3]]
-    assert told[1:] == [2, 2, 2]
+    assert reported[1:] == [2, 2, 2]
     batcher.threads.shutdown()
 
 
@@ -125,7 +125,7 @@ def test_questions_that_wait_are_computed_together(batcher: Batcher, squares: Sq
 
 
 def test_a_method_is_one_way_to_compute(batcher: Batcher, squares: Squares):
-    """`squares.__call__`, asked for twice, is two objects."""
+    """`squares.__call__`, made twice, is two objects."""
     futures = [hold(batcher, squares), *(batcher.submit(job(squares.__call__, n)) for n in range(1, 9))]
     squares.go.set()
     wait(futures, 10)
@@ -210,7 +210,7 @@ def test_closed_it_answers_what_it_has(squares: Squares):
     assert [f.result(10) for f in futures] == [[0], [25]]
 
 
-def test_who_went_away_disturbs_nobody(batcher: Batcher, squares: Squares):
+def test_who_went_away_disturbs_no_other(batcher: Batcher, squares: Squares):
     futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, squares, 2)]
     futures[1].cancel()
     assert (batcher.costs.total(), batcher.loads.total()) == (2, 2)  # there is room at once

@@ -158,8 +158,8 @@ def test_a_budget_takes_clozes_and_epochs_alike(model: Path, tmp_path: Path, mon
 def test_contexts_without_a_token_are_trained_on(model: Path, tmp_path: Path) -> None:
     articles = []
     for n in range(30):
-        asked = [{"id": f"q{n}", "question": "who ?", "is_impossible": True, "answers": []}]
-        articles.append({"title": str(n), "paragraphs": [{"context": "\u200b", "qas": asked}]})
+        requested = [{"id": f"q{n}", "question": "who ?", "is_impossible": True, "answers": []}]
+        articles.append({"title": str(n), "paragraphs": [{"context": "\u200b", "qas": requested}]})
     data = tmp_path / "squad.json"
     data.write_text(json.dumps({"version": "v2.0", "data": articles}))
     request = make_finetune_request(data, dev=data, model=model, overrides=SHORT)

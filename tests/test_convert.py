@@ -212,8 +212,8 @@ def test_what_was_converted_predicts(kind, settings, task, labels, tmp_path):
     predictor = Predictor(tmp_path / "ours")
     assert predictor.description.task == task
     assert labels is None or predictor.description.labels == labels
-    asked = {"qa": ("a b", "c d e"), "choice": ("a b", "c", "d")}.get(task, "a b c")
-    assert predictor.predict([asked]) == Predictor(tmp_path / "theirs").predict([asked])
+    requested = {"qa": ("a b", "c d e"), "choice": ("a b", "c", "d")}.get(task, "a b c")
+    assert predictor.predict([requested]) == Predictor(tmp_path / "theirs").predict([requested])
 
 
 # --- what is kept, what is left out and said
@@ -365,7 +365,7 @@ def test_added_tokens_of_a_slow_tokenizer_are_matched_as_it_does(tmp_path):
 
 
 def test_a_cased_model_with_a_vocabulary_alone_keeps_its_case(tmp_path):
-    """As SciBERT's: transformers 5 lower-cases such a folder unless it is told not to."""
+    """As SciBERT's: transformers 5 lower-cases such a folder unless a setting forbids it."""
     capitals = ["A", "B", "C", "AB", "##A", "##B"]
     tokens = [*TOKENS[: -len(capitals)], *capitals]
     model = theirs_of("BertModel")

@@ -208,7 +208,7 @@ def test_documents_say_where_they_begin(tmp_path: Path) -> None:
     assert found == [f"{blocks}:3", f"{blocks}:9", f"{records}:2", f"{records}:3", f"{table}:2", f"{table}:5"]
 
 
-def test_format_is_told_by_content_without_a_suffix(tmp_path: Path) -> None:
+def test_format_is_known_by_content_without_a_suffix(tmp_path: Path) -> None:
     write(tmp_path / "data", lines_of_json({"text": "from json"}))
     write(tmp_path / "part.unknown", "plain words\n")
     assert texts(tmp_path / "data", tmp_path / "part.unknown") == ["from json", "plain words"]
@@ -306,7 +306,7 @@ def refusal(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "encoding", "guess"),
+    ("text", "encoding", "inferred"),
     [
         (GERMAN * 100, "cp1252", "cp1252"),
         ("Die Zürcher wählten schöne Häuser.", "cp1252", "cp1252"),  # one line
@@ -316,7 +316,7 @@ def refusal(path: Path) -> str:
 )
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "wiki"])
 def test_text_in_another_encoding_is_refused_with_its_name(
-    tmp_path: Path, text: str, encoding: str, guess: str, kind: str
+    tmp_path: Path, text: str, encoding: str, inferred: str, kind: str
 ) -> None:
     lines = text.strip().split("\n")
     if kind == "jsonl":
@@ -330,8 +330,10 @@ def test_text_in_another_encoding_is_refused_with_its_name(
     path = write(tmp_path / f"a.{kind}".removesuffix(".wiki"), ("\n".join(lines) + "\n").encode(encoding))
     found = refusal(path)
     assert "bytes that are not UTF-8" in found
-    assert found.endswith(f"--encoding {guess}")
-    assert "\n".join(texts(path, encoding=guess)) == "\n".join(texts(write(path, path.read_bytes().decode(encoding))))
+    assert found.endswith(f"--encoding {inferred}")
+    assert "\n".join(texts(path, encoding=inferred)) == "\n".join(
+        texts(write(path, path.read_bytes().decode(encoding)))
+    )
 
 
 def test_few_bad_lines_are_replaced_and_many_are_an_error(tmp_path: Path) -> None:

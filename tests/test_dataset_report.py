@@ -102,8 +102,8 @@ def numbers() -> Any:
 def test_labels_are_counted_in_train_and_dev() -> None:
     train, dev = reviews(40), reviews(9, "dev.csv", seed=1)
     found = looked(train, dev)
-    counted, judged = Counter(x.label for x in train), Counter(x.label for x in dev)
-    assert found.labels == {name: (counted[name], judged[name]) for name, _ in counted.most_common()}
+    counted, evaluated = Counter(x.label for x in train), Counter(x.label for x in dev)
+    assert found.labels == {name: (counted[name], evaluated[name]) for name, _ in counted.most_common()}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_unknown_words_are_measured_and_named() -> None:
     assert warnings_of(found, "vocabulary does not fit")
 
 
-def test_marks_that_the_tokenizer_drops_are_told() -> None:
+def test_marks_that_the_tokenizer_drops_are_reported() -> None:
     japanese = train_vocabulary(["か が は ば です"] * 5, VocabularyConfig(size=60, strip_accents=True))[0]
     keeping = train_vocabulary(["か が は ば です"] * 5, VocabularyConfig(size=60, lowercase=False))[0]
     train = [item(n, "pos", "か が です") for n in range(3)]

@@ -91,10 +91,10 @@ def test_pre_training(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("task", "asked", "labels"), LABELS, ids=lambda value: type(value).__name__)
-def test_fine_tuning(precision: Precision, task: TaskHead, asked: torch.Tensor, labels: torch.Tensor) -> None:
+@pytest.mark.parametrize(("task", "requested", "labels"), LABELS, ids=lambda value: type(value).__name__)
+def test_fine_tuning(precision: Precision, task: TaskHead, requested: torch.Tensor, labels: torch.Tensor) -> None:
     model = on_meta(lambda: TaskModel(CONFIG, task)).train()
-    given = replace(batch(), targets={"task": BatchTarget(asked, labels)}).to("meta")
+    given = replace(batch(), targets={"task": BatchTarget(requested, labels)}).to("meta")
     loss = MixedPrecision(model, precision)(given)["task"].loss
     loss.backward()
     assert (loss.device.type, loss.dtype) == ("meta", torch.float32)

@@ -260,15 +260,15 @@ def test_files_of_vectors(name: str, rows: Path, model: Path, tmp_path: Path, sm
 
 
 @whole_numbers
-def test_a_file_in_eight_bits_is_told_its_price(rows: Path, model: Path, tmp_path: Path):
+def test_a_file_in_eight_bits_reports_its_price(rows: Path, model: Path, tmp_path: Path):
     events = list(embed_file(model, rows, tmp_path / "v.npy", device="cpu", precision="int8"))
     exact = normalized(bertworks.embed(model, [text for text in TEXTS * 2 if text], device="cpu", precision="fp32"))
     cosines = (normalized(np.load(tmp_path / "v.npy"))[[n for n in range(10) if n % 5 != 2]] * exact).sum(1)
-    (told,) = [event.fields for event in events if "least_cosine" in event.fields]
-    assert told == {
+    (reported,) = [event.fields for event in events if "least_cosine" in event.fields]
+    assert reported == {
         "least_cosine": pytest.approx(cosines.min(), abs=1e-4), "mean_cosine": pytest.approx(cosines.mean(), abs=1e-4)
     }  # fmt: skip
-    assert 0.999 < told["least_cosine"] < 0.9999999
+    assert 0.999 < reported["least_cosine"] < 0.9999999
 
 
 def test_eight_bits_are_refused_where_there_are_no_instructions(model: Path, monkeypatch: pytest.MonkeyPatch):

@@ -48,19 +48,21 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
     out = tmp_path / "out"
     settings = ["epochs=2", "optimizer.learning_rate=2e-3", "precision=fp32"]
     finetune(train, model=model, dev=dev, output=out, device="cpu", overrides=settings)
-    told = read_json(out / "result.json")
+    reported = read_json(out / "result.json")
     found = evaluate_task(out, dev, device="cpu", errors=tmp_path / "errors.csv")
-    assert (found["task"], found["rows"]) == (task, told["rows"])
+    assert (found["task"], found["rows"]) == (task, reported["rows"])
     json.dumps(found)
-    assert set(found["intervals"]) == set(told["intervals"]) <= set(found["figures"])
+    assert set(found["intervals"]) == set(reported["intervals"]) <= set(found["figures"])
     for name, (low, high) in found["intervals"].items():
         assert -1 <= low <= found["figures"][name] + 1e-9 <= high + 1e-8 <= 1 + 2e-8
     if task in ("multilabel", "qa"):  # a threshold: the run scores each half of dev with that of the other
         return
-    assert found["mistakes"] == told["mistakes"]
-    named = [key for key in told["figures"] if key != "threshold"]  # a figure of the run, and not of the model
-    assert {key: found["figures"][key] for key in named} == pytest.approx({key: told["figures"][key] for key in named})
-    assert found["table"] == told["table"]
+    assert found["mistakes"] == reported["mistakes"]
+    named = [key for key in reported["figures"] if key != "threshold"]  # a figure of the run, and not of the model
+    assert {key: found["figures"][key] for key in named} == pytest.approx(
+        {key: reported["figures"][key] for key in named}
+    )
+    assert found["table"] == reported["table"]
     assert (tmp_path / "errors.csv").read_bytes() == (out / "errors.csv").read_bytes()
     if cpu_supports_int8():
         check_eight_bits(out, dev, tmp_path / "predicted.jsonl")
@@ -71,10 +73,10 @@ def check_eight_bits(model: Path, data: Path, output: Path) -> None:
     exact, rounded = (evaluate_task(model, data, device="cpu", precision=which) for which in ("fp32", "int8"))
     assert rounded["figures_fp32"] == exact["figures"]
     events = predict_file(model, data, output, device="cpu", precision="int8")
-    (told,) = [event.fields for event in events if "compared" in event.fields]
-    assert told["compared"] == exact["rows"]
-    assert told.get("others", 0) <= 0.1 * exact["rows"]
-    assert 0 <= told.get("largest", 0) < 0.1
+    (reported,) = [event.fields for event in events if "compared" in event.fields]
+    assert reported["compared"] == exact["rows"]
+    assert reported.get("others", 0) <= 0.1 * exact["rows"]
+    assert 0 <= reported.get("largest", 0) < 0.1
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def write_rows(path: Path, *rows: tuple[str, ...]) -> Path:
     return path
 
 
-def test_rows_of_one_label_can_be_judged(classifier: Path, tmp_path: Path):
+def test_rows_of_one_label_can_be_evaluated(classifier: Path, tmp_path: Path):
     data = write_rows(tmp_path / "t.csv", ("text", "label"), ("a good film", "pos"), ("a great story", "pos"))
     found = evaluate_task(classifier, data, device="cpu")
     assert found["rows"] == 2

@@ -40,7 +40,7 @@ NOT_ATTRIBUTION, SIMILARITY = (" ".join(paragraph.split()) for paragraph in PARA
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</figure> </script><!--"
 LABELS = {"classification": ("pos", "neg", "even"), "multilabel": ("a", "b"), "tagging": ("O", "B-x", "I-x"),
           "spans": ("O", "B-x", "I-x")}  # fmt: skip
-ASKED = {
+INPUTS = {
     "classification": (TEXT,), "multilabel": (TEXT, "men"), "regression": (TEXT, "men and dogs"), "tagging": (TEXT,),
     "spans": (TEXT,), "qa": ("where lives Anna ?", "Anna lives in Paris ."), "choice": ("the men", "good", "a dog"),
 }  # fmt: skip
@@ -173,9 +173,9 @@ def test_log_odds_do_not_change_with_what_is_added_to_all():
     assert torch.equal(log_odds(logits[:, :1], 0), logits[:, 0])
 
 
-@pytest.mark.parametrize("task", ASKED)
+@pytest.mark.parametrize("task", INPUTS)
 def test_every_task(task: TaskType, model: Path, tmp_path: Path):
-    found = explain(write_task_model(model, tmp_path / "m", task), *ASKED[task])
+    found = explain(write_task_model(model, tmp_path / "m", task), *INPUTS[task])
     assert found.explained
     assert found.gradients.attributions.any()
     assert found.occlusion.any()
@@ -298,7 +298,7 @@ class Page(HTMLParser):
 def test_text_never_becomes_markup(model: Path, tmp_path: Path):
     folder = write_task_model(model, tmp_path / ATTACK.replace("/", ""), "classification", [ATTACK, "b", "c"])
     page = Page(explain(folder, ATTACK, target=ATTACK).html())
-    assert page.said.count(ATTACK) >= 3, "the text, the label and what is asked"
+    assert page.said.count(ATTACK) >= 3, "the text, the label and the input"
     assert [tag for tag, _ in page.tags].count("script") == 2
 
 

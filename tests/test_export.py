@@ -285,7 +285,7 @@ def test_blanks_are_filled_as_by_the_model(tmp_path: Path):
             assert {a["token"] for a in one} == {a["token"] for a in other}
 
 
-def test_what_was_not_exported_is_not_asked(exported: Path, tmp_path: Path):
+def test_what_was_not_exported_is_not_computed(exported: Path, tmp_path: Path):
     run(write_model(tmp_path / "model", length=LENGTH), tmp_path / "words")
     run(write_encoder(tmp_path / "encoder"), tmp_path / "states")
     with pytest.raises(BertworksError, match=r"gives logits .* not last_hidden_state of 32 .*\n.*--encoder"):
@@ -466,7 +466,7 @@ def test_a_graph_that_is_no_bert_or_reads_other_files(exported: Path, tmp_path: 
             Predictor(folder)
 
 
-def test_an_exported_model_is_only_asked(exported: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_exported_model_only_predicts(exported: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(UsageError, match="computed on the CPU"):
         Predictor(exported, precision="bf16")
     for command in (["fill", str(exported), "a [MASK] film"], ["explain", str(exported), "a film"]):

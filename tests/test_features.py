@@ -47,11 +47,13 @@ def examples(seed: int = 0) -> list[list[Example]]:
     draw = np.random.default_rng(seed)
     found = []
     for n in LENGTHS:
-        asked = np.arange(0, n, 2)
+        requested = np.arange(0, n, 2)
         found.append(
             [
                 Example(
-                    draw.integers(5, 90, n), np.zeros(n, int), {"task": Target(asked, draw.integers(0, 3, len(asked)))}
+                    draw.integers(5, 90, n),
+                    np.zeros(n, int),
+                    {"task": Target(requested, draw.integers(0, 3, len(requested)))},
                 )
             ]
         )
@@ -254,8 +256,8 @@ def test_it_learns_is_saved_and_says_the_same_again(start: Path, tmp_path: Path)
     assert [len(answer["tags"]) for answer in answers] == [7, 1, 151]
     predictor.save(tmp_path / "kept")
     assert Predictor(tmp_path / "kept", device="cpu").predict(sentences) == answers
-    *_, told = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
-    assert told.fields["rows"] == 120
+    *_, reported = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
+    assert reported.fields["rows"] == 120
 
 
 def test_answers_in_bf16_leave_the_frozen_encoder_as_it_is(
@@ -349,8 +351,8 @@ def test_an_lstm_on_a_trained_encoder(write: Any, text: Any, start: Path, tmp_pa
         with Local(tmp_path / "out", precision="fp32") as server:
             best, *_ = server.post("/predict", {"inputs": text}).json()
         assert best == {name: exact[0][name] for name in ("label", "score")}
-    *_, told = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
-    assert told.fields["rows"] == 40
+    *_, reported = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
+    assert reported.fields["rows"] == 40
 
 
 def test_a_mix_is_saved_and_read_again(start: Path, tmp_path: Path) -> None:

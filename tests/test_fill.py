@@ -75,8 +75,8 @@ def test_a_text_longer_than_the_model_reads(model: Path):
         answers = filler(text, 3)
         assert len(answers) == len(places)
         ids = filler.tokenizer.encode(text).ids[1:-1]
-        asked = [n for n, token in enumerate(ids) if token == filler.tokenizer.mask_id]
-        for at, answer in zip(asked, answers, strict=True):
+        requested = [n for n, token in enumerate(ids) if token == filler.tokenizer.mask_id]
+        for at, answer in zip(requested, answers, strict=True):
             begin = min(max(0, at - 31), len(ids) - 62)
             window = [filler.tokenizer.cls_id, *ids[begin : begin + 62], filler.tokenizer.sep_id]
             assert [a["token"] for a in answer] == top(filler, window, at - begin + 1, 3)
@@ -195,9 +195,9 @@ def test_a_generator_over_texts(model: Path):
 
 def test_a_mask_near_the_end_sees_as_much_as_any(model: Path):
     filler = Filler(model)
-    ((tokens, asked),) = filler.read(" ".join(["dogs"] * 299 + ["[MASK]"])).windows
+    ((tokens, requested),) = filler.read(" ".join(["dogs"] * 299 + ["[MASK]"])).windows
     assert len(tokens) == filler.longest - 2
-    assert asked.tolist() == [len(tokens) - 1]
+    assert requested.tolist() == [len(tokens) - 1]
 
 
 def test_a_long_text_of_masks_is_read_in_little_memory(model: Path):

@@ -200,8 +200,8 @@ def test_of_many_numbers_some_are_shown_from_all_over() -> None:
 
 
 def test_japanese_answers_are_evaluated_by_their_characters() -> None:
-    asked = Item(("どこに住む?", "アンナは奈良に住む"), ((4, "奈良"),), "q")
-    assert compute_metrics(TaskConfig(task="qa"), [asked], [{"answer": "奈良に"}]) == {
+    requested = Item(("どこに住む?", "アンナは奈良に住む"), ((4, "奈良"),), "q")
+    assert compute_metrics(TaskConfig(task="qa"), [requested], [{"answer": "奈良に"}]) == {
         "exact": 0,
         "f1": pytest.approx(0.8),
     }
@@ -226,7 +226,7 @@ def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path
     assert FinetuneJob(request, CPU).description.threshold is None
 
 
-def test_columns_of_the_data_that_are_called_as_ours_are_told_apart(model: Path, tmp_path: Path) -> None:
+def test_columns_of_the_data_that_are_called_as_ours_are_distinguished(model: Path, tmp_path: Path) -> None:
     _, work = begun("classification", model, tmp_path)
     wrong = [task_metrics.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
     write_errors(tmp_path / "e.csv", replace(work.description, text=("gold", "where")), wrong)

@@ -109,9 +109,9 @@ def test_every_task_is_guessed_learned_and_predicted(task: str, trained: Trained
     assert figures[metric] == done.fields["score"]
     for file in ("report.html", "errors.csv", "README.md", "config.json", "model.safetensors", "tokenizer.json"):
         assert (folder / file).stat().st_size > 0, file
-    *_, told = predict_file(folder, folder.with_name(name), tmp_path / "scored.jsonl", device="cpu")
+    *_, reported = predict_file(folder, folder.with_name(name), tmp_path / "scored.jsonl", device="cpu")
     rows = (tmp_path / "scored.jsonl").read_text().splitlines()
-    assert told.fields["rows"] == len(rows)
+    assert reported.fields["rows"] == len(rows)
     assert all("truncated_tokens" in json.loads(row) for row in rows)
 
 
@@ -205,10 +205,10 @@ def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) ->
     request = make_finetune_request(data, model=model, overrides=FAST[1:])
     trials = plan_trials(request, seeds=2, sweep=["optimizer.learning_rate=1e-9,2e-3"])
     *_, done = run_trials(tmp_path / "out", trials, device="cpu")
-    told = json.loads((tmp_path / "out/trials.json").read_text())
-    assert [len(setting["scores"]) for setting in told["settings"]] == [2, 2]
+    reported = json.loads((tmp_path / "out/trials.json").read_text())
+    assert [len(setting["scores"]) for setting in reported["settings"]] == [2, 2]
     assert done.fields["best"]["setting"] == "optimizer.learning_rate=2e-3"
-    for setting in told["settings"]:
+    for setting in reported["settings"]:
         assert setting["mean"] == pytest.approx(np.mean(setting["scores"]))
         assert setting["deviation"] == pytest.approx(np.std(setting["scores"], ddof=1))
         low, high = setting["interval"]
@@ -551,7 +551,7 @@ def test_python_gives_a_model_that_predicts_and_is_saved(model: Path, tmp_path: 
         found.save(tmp_path / "kept")
 
 
-def test_answers_have_what_was_asked_for(classifier: Path, trained: Trained) -> None:
+def test_answers_have_what_was_requested(classifier: Path, trained: Trained) -> None:
     predictor = Predictor(classifier, device="cpu")
     (one,) = predictor.predict(["a good film"])
     assert list(one) == ["label", "score"]
@@ -570,8 +570,8 @@ def test_answers_have_what_was_asked_for(classifier: Path, trained: Trained) -> 
 def test_a_file_keeps_its_columns_order_and_rows(classifier: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
     *_, done = predict_file(classifier, data, tmp_path / "scored.csv", probabilities=True, device="cpu")
-    with (tmp_path / "scored.csv").open() as scored, data.open() as asked:
-        given, rows = list(csv.DictReader(scored)), list(csv.DictReader(asked))
+    with (tmp_path / "scored.csv").open() as scored, data.open() as requested:
+        given, rows = list(csv.DictReader(scored)), list(csv.DictReader(requested))
     assert len(given) == len(rows) == done.fields["rows"]
     for row, before in zip(given, rows, strict=True):
         assert {name: row[name] for name in before} == before
@@ -585,9 +585,9 @@ def test_columns_come_back_as_they_were(trained: Trained, tmp_path: Path) -> Non
     rows = [{"label": [[0, 4, "person"]], "text": "Anna was in this town", "n": 1}]
     (tmp_path / "doccano.jsonl").write_text(json.dumps(rows[0]) + "\n")
     list(predict_file(trained("spans")[0], tmp_path / "doccano.jsonl", tmp_path / "out.jsonl", device="cpu"))
-    told = json.loads((tmp_path / "out.jsonl").read_text())
-    assert {name: told[name] for name in rows[0]} == rows[0]
-    assert set(told) == {*rows[0], "predicted_entities", "truncated_tokens"}
+    reported = json.loads((tmp_path / "out.jsonl").read_text())
+    assert {name: reported[name] for name in rows[0]} == rows[0]
+    assert set(reported) == {*rows[0], "predicted_entities", "truncated_tokens"}
 
 
 def test_what_is_there_is_not_written_over(classifier: Path, tmp_path: Path) -> None:
@@ -627,7 +627,7 @@ def test_settings_that_make_no_sense_are_refused_before_anything(setting: str, m
 
 
 def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None:
-    """Of a dev file in which the last choice is never right it cannot be told by its numbers."""
+    """Of a dev file in which the last choice is never right it cannot be known by its numbers."""
     rows = list(csv.DictReader(write_choices(tmp_path / "c.csv", 60).read_text().splitlines()))
     from_one = [row | {"label": str(int(row["label"]) + 1)} for row in rows]
     write_rows(tmp_path / "one.csv", list(rows[0]), from_one)
@@ -638,8 +638,8 @@ def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None
     )
     right = [answer["choice"] == int(row["label"]) for answer, row in
              zip(answers, (row for row in rows if row["label"] != "2"), strict=True)]  # fmt: skip
-    told = evaluate_task(tmp_path / "out", tmp_path / "dev.csv", device="cpu")
-    assert told["figures"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    reported = evaluate_task(tmp_path / "out", tmp_path / "dev.csv", device="cpu")
+    assert reported["figures"]["accuracy"] == pytest.approx(sum(right) / len(right))
     list(predict_file(tmp_path / "out", tmp_path / "dev.csv", tmp_path / "told.csv", device="cpu"))
     with (tmp_path / "told.csv").open() as file:
         assert [row["label"] == row["predicted_choice"] for row in csv.DictReader(file)] == right
@@ -763,7 +763,7 @@ def test_the_report_of_such_tags_has_their_figure(metric: str | None, model: Pat
     assert title in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_large_numbers_are_told_apart_in_bf16(model: Path, tmp_path: Path) -> None:
+def test_large_numbers_are_distinguished_in_bf16(model: Path, tmp_path: Path) -> None:
     """Years: in bf16 they would be 1944, 1952, 1960, ..."""
     lines = ["text,year", *(f"a film {word} {n},{year + n % 3}" for n in range(80)
                             for word, year in (("good", 1990), ("bad", 1950)))]  # fmt: skip
@@ -846,15 +846,15 @@ def test_a_folder_with_the_name_of_a_recipe_changes_nothing(
     assert request.content() == before
 
 
-def test_nothing_is_asked_of_dev_in_vain(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_dev_is_computed_twice(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first step, and of the best state once more at the end; unless a stop lies between."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def counted(module: str, name: str) -> None:
         function = getattr(importlib.import_module(module), name)
 
         def counting(model: Any, units: Any, *given: Any) -> Any:
-            asked.append(len(units))
+            requested.append(len(units))
             return function(model, units, *given)
 
         monkeypatch.setattr(f"{module}.{name}", counting)
@@ -862,7 +862,7 @@ def test_nothing_is_asked_of_dev_in_vain(model: Path, tmp_path: Path, monkeypatc
     counted("bertworks.runs.finetune_job", "compute_logits_and_loss")
     data, overrides = write_squad(tmp_path / "squad.json"), (*FAST, "epochs=2")
     run(data, tmp_path / "out", model, overrides=overrides)
-    assert asked == [12, 12]
+    assert requested == [12, 12]
     metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if "evaluation" in line] == [7, 14]
 
@@ -870,9 +870,9 @@ def test_nothing_is_asked_of_dev_in_vain(model: Path, tmp_path: Path, monkeypatc
     for event in finetune_events(tmp_path / "stopped", request, device="cpu"):
         if event.kind == "saved" and event.fields["step"] == 14:
             break
-    asked.clear()
+    requested.clear()
     *_, last = finetune_events(tmp_path / "stopped", request, device="cpu")
-    assert asked == [12]
+    assert requested == [12]
     kept, again = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "stopped"))
     assert kept == again
     assert last.fields["figures"]["threshold"] == kept["figures"]["threshold"]
@@ -892,9 +892,9 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
     events = finetune_events(tmp_path / "out", request, device="cpu")
     plan = next(event for event in events if event.kind == "plan")
     learned = sum(len(one.input_ids) for unit in work.groups for one in unit)
-    asked = sum(len(one.input_ids) for encoded in work.dev for one in encoded.unit)
+    requested = sum(len(one.input_ids) for encoded in work.dev for one in encoded.unit)
     steps = 3 * -(-len(work.groups) // 16)
-    assert plan.fields["estimated_seconds"] == pytest.approx(0.003 * (3 * learned + 3 * asked / 3) + 0.5 * steps)
+    assert plan.fields["estimated_seconds"] == pytest.approx(0.003 * (3 * learned + 3 * requested / 3) + 0.5 * steps)
     assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
     # As many as are in a step, short and long ones.
     assert timed[0] == pytest.approx(16 * learned / len(work.groups), rel=0.05)
@@ -916,7 +916,7 @@ def test_many_labels_need_more_steps(count: int, labels: int, epochs: int) -> No
 
 
 @pytest.mark.parametrize(("longest", "length"), [(64, 64), (512, 512), (1024, 512)])
-def test_texts_are_read_up_to_512_tokens_unless_more_are_asked_for(longest: int, length: int) -> None:
+def test_texts_are_read_up_to_512_tokens_unless_more_are_requested(longest: int, length: int) -> None:
     stable = load_finetune_recipe("stable")
     assert default_max_length(stable, longest) == length
     assert default_max_length(replace(stable, max_length=longest), longest) == longest

@@ -71,9 +71,9 @@ def test_processes_share_every_batch_and_leave_nothing_out() -> None:
     whole = LabelledBatches(units, batch_size=8, micro_batch_tokens=100, seed=3)
     shares = [LabelledBatches(units, 8, 100, seed=3, rank=rank, world_size=3) for rank in range(3)]
     for step in range(6):
-        asked = [[n for batch in part(step) for n in batch.target.labels.tolist()] for part in (whole, *shares)]
-        assert sorted(asked[1] + asked[2] + asked[3]) == sorted(asked[0])
-        assert max(map(len, asked[1:])) - min(map(len, asked[1:])) <= 1
+        requested = [[n for batch in part(step) for n in batch.target.labels.tolist()] for part in (whole, *shares)]
+        assert sorted(requested[1] + requested[2] + requested[3]) == sorted(requested[0])
+        assert max(map(len, requested[1:])) - min(map(len, requested[1:])) <= 1
     assert [len(part(2)) for part in shares] == [1, 0, 0]
 
 

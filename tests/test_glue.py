@@ -42,13 +42,13 @@ def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
     data = write_glue(tmp_path / "glue")
     events = list(evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu"))
     assert any("RTE: no train file" in event.text for event in events)
-    told = json.loads((tmp_path / "out/glue.json").read_text())
-    assert set(told["columns"]) == {"SST-2", "STS-B"}
-    scores = [seed["accuracy"] for seed in told["columns"]["SST-2"]["seeds"]]
+    reported = json.loads((tmp_path / "out/glue.json").read_text())
+    assert set(reported["columns"]) == {"SST-2", "STS-B"}
+    scores = [seed["accuracy"] for seed in reported["columns"]["SST-2"]["seeds"]]
     assert len(scores) == 2
     text = (tmp_path / "out/table.md").read_text()
-    told = [float(mean) for mean in re.findall(r"([0-9.]+) \(", text)]
-    assert any(mean == pytest.approx(50 * sum(scores), abs=0.051) for mean in told)
+    reported = [float(mean) for mean in re.findall(r"([0-9.]+) \(", text)]
+    assert any(mean == pytest.approx(50 * sum(scores), abs=0.051) for mean in reported)
     assert "of 2 tasks" in text
     assert "Missing from the average" in text
     assert "BERT-Base (Devlin et al. 2019, table 1) | test |" in text

@@ -71,7 +71,7 @@ def test_their_names_are_theirs():
     assert not [name for name in theirs if "decoder" in name]
 
 
-def test_query_key_and_value_are_told_apart():
+def test_query_key_and_value_are_distinguished():
     theirs = their_state()
     packed = from_huggingface(theirs, CONFIG)["encoder.blocks.1.attention.qkv.weight"]
     parts = [theirs[f"bert.encoder.layer.1.attention.self.{part}.weight"] for part in ("query", "key", "value")]
@@ -257,7 +257,7 @@ def test_unknown_keys_are_ignored_and_whole_numbers_may_be_rates():
         ("gelu_fast", "gelu_tanh"),
     ],
 )
-def test_the_two_gelus_are_told_apart(theirs, ours):
+def test_the_two_gelus_are_distinguished(theirs, ours):
     assert config_from_huggingface({"model_type": "bert", "hidden_act": theirs}).hidden_act == ours
 
 

@@ -1771,9 +1771,9 @@ def test_a_pickle(shell: Shell, model: Path) -> None:
 @says("bertworks convert {} -o ANOTHER-FOLDER", "unset HF_HUB_OFFLINE; or --dry-run",
       "connect to the network and run the same command again; or --dry-run")  # fmt: skip
 def test_uploads(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, spoil in (("no card", lambda path: path.unlink()), ("a link", link)):
+    for name, damage in (("no card", lambda path: path.unlink()), ("a link", link)):
         folder = copy_of(model, name)
-        spoil(folder / "README.md")
+        damage(folder / "README.md")
         answer = shell.fails("push", folder, "me/x", "--dry-run")
         shell.types(shell.shows(answer, "bertworks convert {} -o ANOTHER-FOLDER"), ANOTHER_FOLDER=f"{name} again")
         assert "README.md" in shell.works("push", f"{name} again", "me/x", "--dry-run")
@@ -2254,7 +2254,7 @@ def test_packages_that_are_missing(shell: Shell, monkeypatch: pytest.MonkeyPatch
 def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = PretrainingModel.forward
 
-    def spoilt(self: PretrainingModel, batch: Any) -> Any:
+    def damaged(self: PretrainingModel, batch: Any) -> Any:
         tallies = forward(self, batch)
         if self.training:
             first = tallies["masked_lm"]
@@ -2263,7 +2263,7 @@ def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest
 
     words = ["pretrain", text, *short()]
     with monkeypatch.context() as patch:
-        patch.setattr(PretrainingModel, "forward", spoilt)
+        patch.setattr(PretrainingModel, "forward", damaged)
         answer = shell.fails(*words, "-o", "out")
     shell.shows(answer, "use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}")
     options = re.search(r"-o OTHER --set optimizer.learning_rate=(\S+)", answer)

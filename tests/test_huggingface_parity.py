@@ -82,10 +82,10 @@ def both_batches(lengths, config, seed=2):
     # No token 0: theirs does not let the embedding of [PAD] learn, the original and ours do.
     ids = torch.randint(1, config.vocab_size, (n,), generator=g)
     types = torch.randint(0, config.type_vocab_size, (n,), generator=g)
-    asked = torch.randperm(n, generator=g)[: max(1, n // 6)].sort()[0]
-    labels = torch.randint(0, config.vocab_size, (len(asked),), generator=g)
+    requested = torch.randperm(n, generator=g)[: max(1, n // 6)].sort()[0]
+    labels = torch.randint(0, config.vocab_size, (len(requested),), generator=g)
     pairs = torch.randint(0, 2, (len(lengths),), generator=g)
-    flat = torch.full((n,), -100).index_copy(0, asked, labels)
+    flat = torch.full((n,), -100).index_copy(0, requested, labels)
     present = layout.present
     padded = {
         "input_ids": layout.pad(ids),
@@ -94,7 +94,7 @@ def both_batches(lengths, config, seed=2):
         "labels": layout.pad(flat).masked_fill(~present, -100),
         "next_sentence_label": pairs,
     }
-    targets = {"masked_lm": BatchTarget(asked, labels), "next_sentence": BatchTarget(layout.first.long(), pairs)}
+    targets = {"masked_lm": BatchTarget(requested, labels), "next_sentence": BatchTarget(layout.first.long(), pairs)}
     return Batch(ids, layout, types, targets), padded
 
 
@@ -124,8 +124,8 @@ def test_the_loss_and_the_scores_are_the_same(pair, lengths):
         expected = theirs(**padded)
         loss, scores = total_loss(ours, packed), ours.scores(packed)
     torch.testing.assert_close(loss, expected.loss, rtol=1e-6, atol=0)
-    asked = packed.layout.unpad(expected.prediction_logits)[packed.targets["masked_lm"].positions]
-    torch.testing.assert_close(scores, asked, atol=2e-5, rtol=1e-5)
+    requested = packed.layout.unpad(expected.prediction_logits)[packed.targets["masked_lm"].positions]
+    torch.testing.assert_close(scores, requested, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)

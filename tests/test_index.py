@@ -370,7 +370,7 @@ def test_a_file_is_read_again_where_another_hand_replaced_its_documents(model: P
     assert Index(tmp_path / "idx", device="cpu").search("sad dogs", 1)[0]["id"] == "b"
 
 
-def test_a_file_that_is_killed_has_told_what_it_replaced(model: Path, tmp_path: Path, small: None):
+def test_a_file_that_is_killed_has_reported_what_it_replaced(model: Path, tmp_path: Path, small: None):
     folder, other = tmp_path / "idx", write_documents(tmp_path / "b.jsonl")
     list(index_file(write_documents(tmp_path / "a.jsonl"), folder, model=model, device="cpu"))
     killed = index_file(other, folder, device="cpu")

@@ -24,7 +24,7 @@ from bertworks.interop.load import LoadedModel
 from bertworks.models.config import EncoderConfig
 
 TEXT, BLANK = "Anna lives in Oslo", "the [MASK] was good"
-ASKED: dict[str, Callable[[LoadedModel], object]] = {
+CALLS: dict[str, Callable[[LoadedModel], object]] = {
     "embed": lambda m: m.embed([TEXT]), "fill": lambda m: m.fill([BLANK]), "score": lambda m: m.score([TEXT]),
     "predict": lambda m: m.predict([TEXT]), "explain": lambda m: m.explain(TEXT),
 }  # fmt: skip
@@ -54,12 +54,12 @@ def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def test_each_kind_does_what_it_can_and_names_what_it_cannot(kind: str, can: str, folders: dict[str, Path]):
     found = bw.load(folders[kind], device="cpu")
     assert found.can == tuple(can.split())
-    for name, ask in ASKED.items():
+    for name, call in CALLS.items():
         if name in found.can:
-            assert ask(found) is not None
+            assert call(found) is not None
             continue
         with pytest.raises(BertworksError, match=f"this model cannot {name}: .*; it can {', '.join(found.can)}") as e:
-            ask(found)
+            call(found)
         assert e.value.hint
 
 
@@ -79,7 +79,7 @@ def test_the_answers_are_those_of_the_rooms(folders: dict[str, Path]):
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "vectors", "classifier", "tagger"])
-def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
+def test_weights_are_read_and_kept_once_and_not_before_they_are_needed(
     kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     size = sum(tensor.nbytes for tensor in load_model(folders[kind]).state.values())
@@ -99,7 +99,7 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
     assert reads == []
     for _ in range(2):
         for name in found.can:
-            ASKED[name](found)
+            CALLS[name](found)
     assert len(reads) == 1
     assert sum(nbytes for place, nbytes in storages().items() if place not in before) == size
 
@@ -151,7 +151,7 @@ def test_texts_come_from_whatever_gives_one_after_the_other(
 
 
 @pytest.mark.parametrize("given", [None, 3, {"text": "a good film"}, b"a good film"])
-def test_what_is_no_list_of_texts_is_told(given: object, folders: dict[str, Path], tmp_path: Path):
+def test_what_is_no_list_of_texts_is_refused(given: object, folders: dict[str, Path], tmp_path: Path):
     pretrained, tagger = (bw.load(folders[kind], device="cpu") for kind in ("pretrained", "tagger"))
     index = bw.Index.create(tmp_path / "index", model=folders["pretrained"], device="cpu")
     for call in (pretrained.embed, pretrained.fill, pretrained.score, tagger.predict, index.add, index.delete):
@@ -190,7 +190,7 @@ def test_an_open_model_does_not_change_with_its_file(model: Path, tmp_path: Path
 
 
 def test_torchs_compiler_is_not_imported_for_an_answer(model: Path):
-    """It takes longer than all else until the first vector: whoever asks for one would wait twice as long."""
+    """It takes longer than all else until the first vector: a caller who needs one would wait twice as long."""
     program = (
         "import sys, bertworks as bw; bw.load(sys.argv[1], device='cpu').embed(['a film']); "
         "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"

@@ -1,4 +1,4 @@
-"""Memory that is kept for the next step, and given back when asked."""
+"""Memory that is kept for the next step, and given back on request."""
 
 import os
 import subprocess
@@ -88,14 +88,14 @@ def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
 @pytest.mark.parametrize(("instructions", "chosen"), [(False, "fp32"), (True, "bf16")])
 def test_bf16_is_measured_where_the_processor_has_it(instructions: bool, chosen: str, monkeypatch: pytest.MonkeyPatch):
     """Elsewhere it would be emulated, and to measure that takes a tenth of the time until the first answer."""
-    asked = []
+    requested = []
     monkeypatch.setattr(device, "cpu_supports_bf16", lambda: True)
     monkeypatch.setattr(device, "_has_bfloat16", lambda: instructions)
     monkeypatch.setattr(
-        device, "measure_matmul", lambda dtype, *_: asked.append(dtype) or {torch.bfloat16: 2e12}.get(dtype, 1e11)
+        device, "measure_matmul", lambda dtype, *_: requested.append(dtype) or {torch.bfloat16: 2e12}.get(dtype, 1e11)
     )
     assert device.best_precision.__wrapped__("cpu") == chosen
-    assert len(asked) == 2 * instructions
+    assert len(requested) == 2 * instructions
 
 
 @pytest.mark.parametrize(

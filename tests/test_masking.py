@@ -21,7 +21,7 @@ def masker(starts_word=None, **settings) -> Masker:
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.sampled_from([0.05, 0.15, 0.4, 1.0]), st.sampled_from([0, 20]))
-def test_exactly_so_many_are_asked(first, second, rate, most):
+def test_the_exact_number_is_predicted(first, second, rate, most):
     s = make_sequence(first, second)
     e = masker(rate=rate, max_predictions=most)(s, keyed_rng("test", 0))
     length = first + second + 3  # with [CLS] and both [SEP]
@@ -52,7 +52,7 @@ def test_the_split_is_as_configured(mask, random, unit):
         assert abs(seen - expected) < 4 * np.sqrt((expected * (1 - expected) + 1e-3) / total)
 
 
-def test_every_place_is_asked_equally_often():
+def test_every_place_is_predicted_equally_often():
     counts = np.zeros(103)
     for i in range(4000):
         counts[masker()(make_sequence(50, 50), keyed_rng("test", i)).targets["masked_lm"].positions] += 1
@@ -114,7 +114,7 @@ def test_a_word_beyond_the_budget_is_passed_over():
         assert set(positions.tolist()) == {31, 32, 34}
 
 
-def test_spans_have_the_lengths_asked_for():
+def test_spans_have_the_lengths_requested():
     m = masker(unit="span", spans=(0.5, 0.3, 0.2), rate=0.02)  # few, so that they seldom touch or run out of budget
     m.budget = lambda length, generator: 3  # type: ignore[method-assign]
     runs = np.zeros(4)

@@ -199,8 +199,8 @@ def test_texts_that_look_like_codes_in_part_are_texts(tmp_path: Path) -> None:
 
 def test_parts_of_texts(tmp_path: Path) -> None:
     offsets = [n % 7 * 3 for n in range(60)]
-    asked = {"context": TEXTS, "question": TEXTS[::-1], "answer_text": CITIES * 20, "answer_start": offsets}
-    assert "'answer_start' holds places in a text" in refusal(table(tmp_path / "a.csv", asked)).what
+    requested = {"context": TEXTS, "question": TEXTS[::-1], "answer_text": CITIES * 20, "answer_start": offsets}
+    assert "'answer_start' holds places in a text" in refusal(table(tmp_path / "a.csv", requested)).what
     spans = table(
         tmp_path / "b.csv", {"text": TEXTS, "start": offsets, "end": [n + 4 for n in offsets], "label": CITIES * 20}
     )
@@ -321,7 +321,7 @@ def test_whether_the_first_row_is_a_header(first: list[str], rows: list[list[Any
     assert names_columns(first, [list(map(str, row)) for row in rows]) is named
 
 
-def test_a_header_in_doubt_is_asked_for(tmp_path: Path) -> None:
+def test_a_header_in_doubt_is_requested(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("great\nbad\nso so\n")
     with pytest.raises(UsageError, match="does the first row name the columns") as caught:
         RowReader(tmp_path / "a.csv")
@@ -446,8 +446,8 @@ def test_no_cell_takes_long_to_recognise(cell: str) -> None:
 
 
 def test_half_a_character_in_squad_is_refused(tmp_path: Path) -> None:
-    asked = {"id": "q1", "question": "Who \ud83d?", "answers": [{"text": "Ada", "answer_start": 0}]}
-    content = {"data": [{"paragraphs": [{"context": "Ada wrote it.", "qas": [asked]}]}]}
+    requested = {"id": "q1", "question": "Who \ud83d?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    content = {"data": [{"paragraphs": [{"context": "Ada wrote it.", "qas": [requested]}]}]}
     (tmp_path / "a.json").write_text(json.dumps(content))
     with pytest.raises(BertworksError, match="half a character") as caught:
         list(RowReader(tmp_path / "a.json", name="a.json"))

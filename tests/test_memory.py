@@ -182,8 +182,8 @@ def write_long(folder: Path, task: str, size: int) -> Path:
         spans = [{"start": 0, "end": 4, "type": "person"}]
         path.write_text(json.dumps([{"text": text, "entities": spans} for text in texts]))
     else:
-        asked = {"question": "where lives Anna ?", "answers": [{"text": "Paris", "answer_start": 14}]}
-        parts = [{"context": text, "qas": [{"id": str(n), **asked}]} for n, text in enumerate(texts)]
+        requested = {"question": "where lives Anna ?", "answers": [{"text": "Paris", "answer_start": 14}]}
+        parts = [{"context": text, "qas": [{"id": str(n), **requested}]} for n, text in enumerate(texts)]
         path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": parts}]}))
     return path
 

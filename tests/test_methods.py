@@ -277,8 +277,8 @@ def test_a_budget_limits_the_epochs(model: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 10.0 * job.recipe.epochs)
 
     def epochs(output: str) -> int:
-        asked = make_finetune_request(data, budget="1m", **request)
-        *_, done = finetune_events(tmp_path / output, asked, device="cpu")
+        requested = make_finetune_request(data, budget="1m", **request)
+        *_, done = finetune_events(tmp_path / output, requested, device="cpu")
         assert done.kind == "done"
         return load_finetune_recipe(str(tmp_path / output / "recipe.toml")).epochs
 

@@ -120,15 +120,15 @@ def test_choices_are_shown_as_texts() -> None:
     ],
 )
 def test_answers_are_wrong_in_five_ways(golds: list[str], answer: str, kind: str | None, f1: float) -> None:
-    asked = Item(("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1")
-    found = mistakes(describe("qa"), [asked], [{"answer": answer, "score": 0.5}])
+    requested = Item(("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1")
+    found = mistakes(describe("qa"), [requested], [{"answer": answer, "score": 0.5}])
     assert [(one.kind, one.figures["f1"], one.texts) for one in found] == ([(kind, f1, ("who ?",))] if kind else [])
 
 
 def test_of_answers_equally_wrong_the_surer_one_comes_first() -> None:
-    asked = [Item(("who ?", "a context"), ((0, "Paris"),), f"q.json: question {n}") for n in range(3)]
+    requested = [Item(("who ?", "a context"), ((0, "Paris"),), f"q.json: question {n}") for n in range(3)]
     answers = [{"answer": "Oslo", "score": 0.2}, {"answer": "Lima", "score": 0.9}, {"answer": "in Paris", "score": 0.9}]
-    found = mistakes(describe("qa"), asked, answers)
+    found = mistakes(describe("qa"), requested, answers)
     assert [one.where[-1] for one in found] == ["1", "2", "0"]
 
 
@@ -186,9 +186,9 @@ def test_an_entity_is_as_sure_as_its_words_on_average() -> None:
 
 
 def test_spans_are_shown_by_their_characters() -> None:
-    asked = Item(("Anna saw Oslo",), ((0, 4, "x"), (9, 13, "y")), "a:1")
+    requested = Item(("Anna saw Oslo",), ((0, 4, "x"), (9, 13, "y")), "a:1")
     answer = {"entities": [{"start": 0, "end": 4, "type": "y", "text": "Anna", "score": 0.8}]}
-    found = mistakes(describe("spans", labels=TAGS), [asked], [answer])
+    found = mistakes(describe("spans", labels=TAGS), [requested], [answer])
     assert [(one.gold, one.predicted, one.score) for one in found] == [
         ("x: Anna", "y: Anna", 0.8), ("y: Oslo", NOTHING, None),
     ]  # fmt: skip

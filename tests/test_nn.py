@@ -334,7 +334,7 @@ def test_no_sequence_sees_the_next_one(lengths: list[int]):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])
-def test_a_sequence_that_overflows_spoils_no_other(bad: float):
+def test_a_sequence_that_overflows_damages_no_other(bad: float):
     torch.manual_seed(0)
     layout, qkv = Layout.of([13] * 5 + [14] * 6), torch.randn(149, 3, 2, 8)
     with torch.no_grad():

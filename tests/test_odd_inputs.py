@@ -183,8 +183,8 @@ def test_words_of_white_space_are_tagged(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answers", [[{"text": "", "answer_start": -1}], [{"text": "film", "answer_start": 4}]])
 def test_impossible_questions_have_no_answer(answers: list[dict[str, object]], tmp_path: Path) -> None:
-    asked = [{"id": str(n), "question": "who?", "answers": answers, "is_impossible": True} for n in range(20)]
-    paragraphs = [{"context": f"the film {n}", "qas": [one]} for n, one in enumerate(asked)]
+    requested = [{"id": str(n), "question": "who?", "answers": answers, "is_impossible": True} for n in range(20)]
+    paragraphs = [{"context": f"the film {n}", "qas": [one]} for n, one in enumerate(requested)]
     (tmp_path / "a.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
     data = read_data(tmp_path / "a.json")
     assert {item.label for item in (*data.train, *data.dev)} == {()}

@@ -57,7 +57,7 @@ def encoder() -> Encoder:
     return made
 
 
-def asked(*lengths: int) -> tuple[torch.Tensor, Layout, torch.Tensor]:
+def requested(*lengths: int) -> tuple[torch.Tensor, Layout, torch.Tensor]:
     total = sum(lengths)
     return torch.randint(90, (total,)), Layout.of(lengths), torch.randint(2, (total,))
 
@@ -120,7 +120,7 @@ def test_states_are_those_of_the_encoder_in_float64(
     torch.manual_seed(len(lengths))
     network = Encoder(EncoderConfig(**{**vars(SHAPE), "hidden_act": activation})).eval()
     network.load_state_dict(encoder.state_dict())
-    frozen, row = make(network), asked(*lengths)
+    frozen, row = make(network), requested(*lengths)
     assert isinstance(frozen, InferenceEncoder)
     exact = Encoder(network.config).double().eval()
     exact.load_state_dict(network.state_dict())
@@ -197,7 +197,7 @@ def test_where_sums_overflow_there_are_no_eight_bits(instructions: str):
 
 @bfloat16
 def test_a_bf16_encoder_that_learns_is_the_one_that_was_given(encoder: Encoder):
-    frozen, row = to_bf16_inference(encoder), asked(40, 30)
+    frozen, row = to_bf16_inference(encoder), requested(40, 30)
     assert all(map(torch.equal, frozen(*row), encoder(*row)))
     assert frozen(*row)[-1].requires_grad
     assert {p.dtype for p in encoder.parameters()} == {torch.float32}
@@ -224,7 +224,7 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 
         return product
 
-    frozen, row, rows = InferenceEncoder(encoder, dense, pads_rows=False), asked(9, 5), torch.tensor([0, 9])
+    frozen, row, rows = InferenceEncoder(encoder, dense, pads_rows=False), requested(9, 5), torch.tensor([0, 9])
     found: list[torch.Tensor] = []
 
     def ask() -> None:
@@ -246,7 +246,7 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 @fbgemm
 def test_many_tokens_and_gradients_are_left_to_others(encoder: Encoder):
     rest = to_fp32_inference(encoder)
-    network, many, few = with_fp16_weights(encoder, rest), asked(40, FEW - 39), asked(7)
+    network, many, few = with_fp16_weights(encoder, rest), requested(40, FEW - 39), requested(7)
     with torch.no_grad():
         assert all(map(torch.equal, network(*many), rest(*many)))
         assert not torch.allclose(network(*few)[-1], rest(*few)[-1], atol=1e-5)
@@ -336,7 +336,7 @@ def test_rows_that_fill_up_a_step_of_learning_change_nothing(
         "bertworks.models.attention.torch.ops.mkldnn._linear_pointwise",
         SimpleNamespace(default=lambda x, *others: seen.add(len(x)) or product(x, *others)),
     )
-    row, probe = asked(60, 60, 23), torch.randn(143 if rows is None else 70, 64)
+    row, probe = requested(60, 60, 23), torch.randn(143 if rows is None else 70, 64)
     for fill in (pad_rows_to_bucket, lambda x: x):
         monkeypatch.setattr("bertworks.models.encoder.pad_rows_to_bucket", fill)
         poison()
@@ -393,7 +393,7 @@ def test_products_have_few_sizes_where_each_costs_a_program(
     lengths = [*range(4, 60, 3), *range(60, 99, 7)]
     with torch.no_grad():
         for length in lengths:
-            row = asked(length, 90, 99, 80, length)
+            row = requested(length, 90, 99, 80, length)
             states, some = network(*row), network(*row, asked_of)
             assert {len(state) for state in states} == {2 * length + 269}
             assert [len(state) for state in some] == [2 * length + 269] * SHAPE.num_hidden_layers + [3]

@@ -186,8 +186,8 @@ def test_evaluations_cost_little():
     assert -(-cheap.train.num_steps // cheap.train.evaluate_every) == 20
     dear = fit_steps(recipe_with((1, 8, 32)), 60, [2.0])
     assert -(-dear.train.num_steps // dear.train.evaluate_every) == 3
-    asked = fit_steps(recipe_with((1, 8, 32), evaluate_every=7), 1000, [0.01])
-    assert asked.train.evaluate_every == 7
+    requested = fit_steps(recipe_with((1, 8, 32), evaluate_every=7), 1000, [0.01])
+    assert requested.train.evaluate_every == 7
 
 
 def test_fixed_fields_keep_their_values():
@@ -225,10 +225,10 @@ def test_measuring_takes_about_its_time():
 
 def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypatch: pytest.MonkeyPatch):
     """A step of BERT-Base takes minutes on this machine: it is measured on one sequence of each phase."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def seen(recipe: Recipe, sequences: int, length: int):
-        asked.append(sequences * length)
+        requested.append(sequences * length)
         return random_batch(replace(recipe_with((1, 8, 32)), encoder=TINY), 1, 32)
 
     monkeypatch.setattr(budget, "measure_matmul", lambda *_: 5e10)
@@ -236,7 +236,7 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
     monkeypatch.setattr(budget, "random_batch", seen)
     recipe = replace(load_recipe("bert-base", ["train.precision=fp32"]), encoder=BERT_SIZES["base"])
     measured = measure_steps(recipe, torch.device("cpu"), 0.2)
-    assert asked == [128, 128, 256, 512, 512, 1024]  # one to time, one and two to count memory
+    assert requested == [128, 128, 256, 512, 512, 1024]  # one to time, one and two to count memory
     assert len(measured.step_seconds) == 2
 
 

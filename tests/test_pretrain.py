@@ -51,7 +51,9 @@ STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long steps take is not measured long."""
-    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", lambda *asked: measure_steps(*asked[:2], seconds=0.2))
+    monkeypatch.setattr(
+        "bertworks.runs.pretrain.measure_steps", lambda *requested: measure_steps(*requested[:2], seconds=0.2)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -280,9 +282,9 @@ def test_a_wrong_request_touches_nothing(
     options: dict[str, Any], recipe: tuple[str, str] | None, message: str, shards: Path, tmp_path: Path
 ):
     file = write_recipe(tmp_path / "r.toml", *([recipe] if recipe else []))
-    asked = {"recipe": None if "budget" in options else str(file)} | options
+    requested = {"recipe": None if "budget" in options else str(file)} | options
     with pytest.raises(BertworksError, match=message):
-        list(pretrain([shards], tmp_path / "a", device="cpu", **asked))
+        list(pretrain([shards], tmp_path / "a", device="cpu", **requested))
     assert not (tmp_path / "a").exists()
 
 

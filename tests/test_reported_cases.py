@@ -43,11 +43,15 @@ def test_answers_that_are_elsewhere(model: Path, tmp_path: Path, capsys: pytest.
     paragraphs: list[dict[str, Any]] = []
     for n in range(40):
         context = f"Anna lives in house {n} . Boris lives in Oslo ."
-        asked: dict[str, Any] = {"id": f"q{n}", "question": "where lives Boris ?", "is_impossible": False}
-        asked["answers"] = [{"text": "Oslo", "answer_start": 0 if n % 4 == 1 else context.index("Oslo")}]
+        requested: dict[str, Any] = {"id": f"q{n}", "question": "where lives Boris ?", "is_impossible": False}
+        requested["answers"] = [{"text": "Oslo", "answer_start": 0 if n % 4 == 1 else context.index("Oslo")}]
         if n % 8 == 0:
-            asked |= {"answers": [], "is_impossible": True, "plausible_answers": [{"text": "Anna", "answer_start": 0}]}
-        paragraphs += [{"context": context, "qas": [asked]}, {"context": "Nothing is asked here .", "qas": []}]
+            requested |= {
+                "answers": [],
+                "is_impossible": True,
+                "plausible_answers": [{"text": "Anna", "answer_start": 0}],
+            }
+        paragraphs += [{"context": context, "qas": [requested]}, {"context": "Nothing is asked here .", "qas": []}]
     files = []
     for name, part in (("train", paragraphs[:60]), ("dev", paragraphs[60:])):
         files.append(tmp_path / f"{name}.json")

@@ -113,21 +113,21 @@ def test_what_was_fetched_before_is_found_without_a_network(here: Path):
 
 
 def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypatch: pytest.MonkeyPatch):
-    asked = {}
+    requested = {}
 
     def record(hub_id: str, allow_patterns: list[str], local_files_only: bool) -> str:
         assert not local_files_only
-        asked[hub_id] = allow_patterns
+        requested[hub_id] = allow_patterns
         return str(cached(here, hub_id, "model.safetensors"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     resolve_model("owner/name")
-    assert list(asked) == ["owner/name"]
-    assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(asked["owner/name"])
-    assert not [file for file in NESTED if not any(fnmatch(file, pattern) for pattern in asked["owner/name"])]
-    ends = {Path(pattern).suffix for pattern in asked["owner/name"] if pattern not in MODEL_DOCUMENTS}
+    assert list(requested) == ["owner/name"]
+    assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(requested["owner/name"])
+    assert not [file for file in NESTED if not any(fnmatch(file, pattern) for pattern in requested["owner/name"])]
+    ends = {Path(pattern).suffix for pattern in requested["owner/name"] if pattern not in MODEL_DOCUMENTS}
     assert ends == {".json", ".txt", ".safetensors", ".model"}
-    assert {Path(pattern).name for pattern in asked["owner/name"] if pattern.endswith(".model")} == {
+    assert {Path(pattern).name for pattern in requested["owner/name"] if pattern.endswith(".model")} == {
         "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"
     }  # fmt: skip
     assert not [paper for paper in MODEL_DOCUMENTS if Path(paper).suffix not in ("", ".md", ".txt")]

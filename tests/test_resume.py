@@ -207,7 +207,7 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     assert [p.name for p in (output / "checkpoints").glob("*.corrupt")] == [f"{path.name}.corrupt"]
 
 
-def test_with_every_checkpoint_damaged_it_begins_again_when_that_is_asked_for(
+def test_with_every_checkpoint_damaged_it_begins_again_when_that_is_requested(
     live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):
     """Not by itself: the model of twelve steps would be gone."""

@@ -22,7 +22,7 @@ GRADES = {"1": {"d0": 1, "d3": 0}, "3": {"d1": 2, "d5": 1}}
 
 def write_beir(folder: Path) -> Path:
     (folder / "qrels").mkdir(parents=True)
-    for name, texts in (("corpus", DOCUMENTS), ("queries", {**QUERIES, "9": "not judged"})):
+    for name, texts in (("corpus", DOCUMENTS), ("queries", {**QUERIES, "9": "no grade"})):
         rows = [{"_id": key, "title": "", "text": text} for key, text in texts.items()]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [f"{query}\t{document}\t{grade}" for query, found in GRADES.items() for document, grade in found.items()]
@@ -58,20 +58,20 @@ def test_queries_numbered_by_their_place(tmp_path: Path):
     assert read_collection(folder).queries == {"1": QUERIES["1"], "2": QUERIES["3"]}
 
 
-def test_nothing_to_judge(tmp_path: Path):
+def test_nothing_to_evaluate(tmp_path: Path):
     with pytest.raises(BertworksError, match="no such folder"):
         read_collection(tmp_path / "none")
     with pytest.raises(BertworksError, match="no documents"):
         read_collection(tmp_path)
 
 
-def test_judgements_of_what_is_not_there_are_told(model: Path, tmp_path: Path):
+def test_grades_of_missing_documents_are_reported(model: Path, tmp_path: Path):
     folder = write_beir(tmp_path / "c")
     qrels = folder / "qrels" / "test.tsv"
-    judged = read_collection(folder).grades
+    graded = read_collection(folder).grades
     qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[1:]))  # without the header
-    assert read_collection(folder).grades == judged
-    lines, query, before = qrels.read_text(), next(iter(judged)), read_collection(folder).missing.count
+    assert read_collection(folder).grades == graded
+    lines, query, before = qrels.read_text(), next(iter(graded)), read_collection(folder).missing.count
     qrels.write_text(f"{lines}{query}\tno-document\t1\nnobody\td1\t1\n")
     assert read_collection(folder).missing.count == before + 2
     assert any("no-document" in event.text for event in evaluate_retrieval(folder, model, device="cpu"))
@@ -149,21 +149,21 @@ def ndcg_as_in_beir(folder: Path, similarities: np.ndarray, keep: bool) -> float
     return float(np.mean(of_queries))
 
 
-JUDGED = [("q0", "q10", 2), ("q0", "q1", 1), ("q3", "q13", 1), ("q6", "q6", 1), ("q6", "q16", 2), ("q9", "q19", 1)]
+GRADED = [("q0", "q10", 2), ("q0", "q1", 1), ("q3", "q13", 1), ("q6", "q6", 1), ("q6", "q16", 2), ("q9", "q19", 1)]
 
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_query_that_is_a_document_is_left_out_of_its_own_ranking_as_in_beir(
     keep, model: Path, tmp_path: Path, capsys
 ):
-    folder = write_questions(tmp_path / "c", JUDGED)
+    folder = write_questions(tmp_path / "c", GRADED)
     embedder = Embedder(model, normalize=True, device="cpu")
     rows = {
         name: [*map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())] for name in ("corpus", "queries")
     }
-    asked = {row["_id"]: row["text"] for row in rows["queries"]}
+    requested = {row["_id"]: row["text"] for row in rows["queries"]}
     vectors = embedder.embed([f"{row['title']} {row['text']}" for row in rows["corpus"]])
-    wanted = embedder.embed([asked[query] for query in ("q0", "q3", "q6", "q9")])
+    wanted = embedder.embed([requested[query] for query in ("q0", "q3", "q6", "q9")])
     expected = ndcg_as_in_beir(folder, wanted @ vectors.T, keep)
     assert expected != pytest.approx(ndcg_as_in_beir(folder, wanted @ vectors.T, not keep), abs=0.01)
     options = ["--keep-identical"] if keep else []
@@ -176,7 +176,7 @@ def test_a_query_that_is_a_document_is_left_out_of_its_own_ranking_as_in_beir(
 
 
 def test_no_ranking_holds_the_query_itself(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Only the query itself is judged: each figure is 0 where it is left out, above 0 where it is kept."""
+    """Only the query itself is graded: each figure is 0 where it is left out, above 0 where it is kept."""
     folder = write_questions(tmp_path / "c", [("q0", "q0", 1), ("q3", "q3", 1)], titles=False)
 
     def rerank(query: str, texts: list[str]) -> np.ndarray:

@@ -96,7 +96,7 @@ def test_quote_marks_in_tsv_mean_nothing_unless_they_are_well_formed_and_needed(
     assert values(write(tmp_path / "c.csv", 'text,label\n"x,1\n'), quoting="raw") == [{"text": '"x', "label": "1"}]
 
 
-def test_what_quote_marks_mean_is_told_by_the_first_ones_however_late(tmp_path: Path) -> None:
+def test_what_quote_marks_mean_is_decided_by_the_first_ones_however_late(tmp_path: Path) -> None:
     plain = "some words that fill the file\t0\n" * 60_000
     quoted = write(tmp_path / "a.tsv", "text\tlabel\n" + plain + '"He said ""no""."\t1\n')
     assert values(quoted)[-1]["text"] == 'He said "no".'
@@ -115,14 +115,14 @@ def test_what_quote_marks_mean_is_told_by_the_first_ones_however_late(tmp_path: 
         ("\n\nname,kind\n\na,x\n\n", ["name", "kind"], 1),
     ],
 )
-def test_header_is_judged(tmp_path: Path, content: str, columns: list[str], count: int) -> None:
+def test_header_is_recognized(tmp_path: Path, content: str, columns: list[str], count: int) -> None:
     path = write(tmp_path / ("a.tsv" if "\t" in content else "a.csv"), content)
     reader = RowReader(path)
     assert reader.columns == columns
     assert len(list(reader)) == count
 
 
-def test_header_can_be_told(tmp_path: Path) -> None:
+def test_header_can_be_given(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,label\na,x\n")
     assert values(path, header=False) == [{"column 1": "text", "column 2": "label"}, {"column 1": "a", "column 2": "x"}]
     path = write(tmp_path / "b.csv", "1,2\n3,4\n")
@@ -592,7 +592,7 @@ def test_what_is_not_just_broken_stays_an_error(tmp_path: Path, lines: str, wher
     assert f"{count} cells" in found.what
 
 
-def test_quoted_tables_are_not_mended(tmp_path: Path) -> None:
+def test_quoted_tables_are_not_repaired(tmp_path: Path) -> None:
     found = error(write(tmp_path / "a.csv", "a,b,c\n1,2\n3,4\n"))
     assert found.where is not None
     assert found.where.endswith(":2")

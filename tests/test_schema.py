@@ -1,4 +1,4 @@
-"""What columns mean is guessed right for every set that we know, can be told, and every row is checked."""
+"""What columns mean is inferred right for every set that we know, can be given, and every row is checked."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ def csv_text(folder: Path, *lines: list[object], name: str = "a.csv") -> RowRead
     return RowReader(folder / name, name=name)
 
 
-def guess(reader: RowReader, **known: object) -> Schema:
+def infer(reader: RowReader, **known: object) -> Schema:
     return infer_schema(reader, **known)[0]
 
 
@@ -45,7 +45,7 @@ def failure(reader: RowReader, schema: Schema, **options: object) -> BertworksEr
 REVIEWS = [{"review": f"It was number {n}, and I saw it.", "stars": str(n % 5 + 1)} for n in range(20)]
 
 
-# --- the guess on real sets -------------------------------------------------------------------------------------------
+# --- inference on real sets -------------------------------------------------------------------------------------------
 
 PAIR = ("sentence1", "sentence2")
 AB = ("text_a", "text_b")
@@ -138,12 +138,12 @@ def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
     with pytest.raises(BertworksError, match="no column looks like a label"):
         infer_schema(reader)
     if name not in ("CoLA",):
-        train = guess(RowReader(data_folder / "glue" / name / ("dev.tsv")))
+        train = infer(RowReader(data_folder / "glue" / name / ("dev.tsv")))
         found = list(items(reader, replace(train, label=())))
         assert all(item.label is None and len(item.texts) == len(train.text) for item in found)
 
 
-# --- the guess on what else there is ----------------------------------------------------------------------------------
+# --- inference on what else there is ----------------------------------------------------------------------------------
 
 
 def test_reviews(tmp_path: Path) -> None:
@@ -188,14 +188,14 @@ def test_reviews(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_guesses(
+def test_inference(
     tmp_path: Path, columns: dict[str, object], task: str, text: tuple[str, ...], label: str, suffix: str
 ) -> None:
     def cell(value: object, n: int) -> object:
         return value[n % len(value)] if isinstance(value, list) else f"{value} {n}"
 
     rows = [{name: cell(value, n) for name, value in columns.items()} for n in range(240)]
-    schema = guess(table(tmp_path, rows, f"a{suffix}"))
+    schema = infer(table(tmp_path, rows, f"a{suffix}"))
     assert (schema.task, schema.text, schema.label) == (task, text, (label,))
     assert len(list(items(RowReader(tmp_path / f"a{suffix}"), schema))) == 240
 
@@ -203,18 +203,18 @@ def test_guesses(
 def test_a_mistake_among_numbers_is_named_and_does_not_make_them_classes(tmp_path: Path) -> None:
     scores = [[f"a text {n}", "high" if n == 17 else n / 10] for n in range(40)]
     reader = csv_text(tmp_path, ["text", "score"], *scores)
-    schema = guess(reader)
+    schema = infer(reader)
     assert schema.task == "regression"
     with pytest.raises(BertworksError, match="'high'") as caught:
         list(items(reader, schema))
     assert caught.value.where == "a.csv:19"
     few = [[f"a text {n}", "none" if n == 17 else n % 4 / 2] for n in range(40)]
-    assert guess(csv_text(tmp_path, ["text", "score"], *few)).task == "classification"
+    assert infer(csv_text(tmp_path, ["text", "score"], *few)).task == "classification"
 
 
 def test_pairs_without_a_header(tmp_path: Path) -> None:
     rows = [[f"The first sentence, number {n}", f"The second sentence, number {n}", n % 3] for n in range(30)]
-    schema = guess(csv_text(tmp_path, *rows))
+    schema = infer(csv_text(tmp_path, *rows))
     assert (schema.text, schema.label, schema.labels) == (("column 1", "column 2"), ("column 3",), ("0", "1", "2"))
 
 
@@ -225,7 +225,7 @@ def test_questions_in_a_table(tmp_path: Path) -> None:
     ]
     for name in ("a.parquet", "a.jsonl", "a.csv"):
         reader = table(tmp_path, rows, name)
-        schema = guess(reader)
+        schema = infer(reader)
         assert (schema.task, schema.text, schema.label, schema.id) == (
             "qa",
             ("question", "context"),
@@ -243,24 +243,28 @@ def test_a_label_that_is_named_is_looked_for_in_layouts_too(tmp_path: Path) -> N
     ]
     for name in ("a.jsonl", "a.csv", "a.parquet"):
         reader = table(tmp_path, rows, name)
-        assert guess(reader) == Schema(task="tagging", text=("tokens",), label=("ner_tags",), labels=("B-person", "O"))
+        assert infer(reader) == Schema(task="tagging", text=("tokens",), label=("ner_tags",), labels=("B-person", "O"))
         other = Schema(task="tagging", text=("tokens",), label=("pos_tags",), labels=("NOUN", "VERB"))
-        assert guess(reader, label="pos_tags") == guess(reader, label="pos_tags", text=("tokens",)) == other
+        assert infer(reader, label="pos_tags") == infer(reader, label="pos_tags", text=("tokens",)) == other
     renamed = [{"Wörter": row["tokens"], "Tags": row["ner_tags"]} for row in rows]
-    assert guess(table(tmp_path, renamed, "b.jsonl"), text=("Wörter",)).task == "tagging"
+    assert infer(table(tmp_path, renamed, "b.jsonl"), text=("Wörter",)).task == "tagging"
     answers, gold = ({"text": [text], "answer_start": [0]} for text in ("Anna", "Anna sings."))
-    asked = [{"question": f"Who? {n}", "context": "Anna sings.", "answers": answers, "gold": gold} for n in range(9)]
-    reader = table(tmp_path, asked, "q.jsonl")
-    assert next(items(reader, guess(reader))).label == ((0, "Anna"),)
-    assert next(items(reader, guess(reader, label="gold"))).label == ((0, "Anna sings."),)
+    requested = [
+        {"question": f"Who? {n}", "context": "Anna sings.", "answers": answers, "gold": gold} for n in range(9)
+    ]
+    reader = table(tmp_path, requested, "q.jsonl")
+    assert next(items(reader, infer(reader))).label == ((0, "Anna"),)
+    assert next(items(reader, infer(reader, label="gold"))).label == ((0, "Anna sings."),)
 
 
 def test_questions_of_a_squad_file_have_names_even_if_they_come_again(tmp_path: Path) -> None:
-    asked = [{"id": f"q{n % 4}", "question": "Who?", "answers": []} for n in range(9)]
-    (tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "Anna sings.", "qas": asked}]}]}))
+    requested = [{"id": f"q{n % 4}", "question": "Who?", "answers": []} for n in range(9)]
+    (tmp_path / "a.json").write_text(
+        json.dumps({"data": [{"paragraphs": [{"context": "Anna sings.", "qas": requested}]}]})
+    )
     reader = RowReader(tmp_path / "a.json", name="a.json")
-    assert guess(reader).id == "id"
-    assert "occurs twice" in failure(reader, guess(reader)).what
+    assert infer(reader).id == "id"
+    assert "occurs twice" in failure(reader, infer(reader)).what
 
 
 @pytest.mark.parametrize(
@@ -272,13 +276,13 @@ def test_choices_are_counted_from_one_where_the_last_is_named_and_none_is_0(
     texts = ("One.", "Two.", "Three.")
     given = [labels[n % len(labels)] for n in range(60)]
     rows = [{"ctx": f"Which? {n}", "endings": [*texts], "gold": label} for n, label in enumerate(given)]
-    schema = guess(table(tmp_path, rows))
+    schema = infer(table(tmp_path, rows))
     assert (schema.text, schema.first_choice) == (("ctx", "endings"), first)
     rows = [
         {"question": f"Which? {n}", "answer 1": "left", **{f"option{m}": text for m, text in enumerate(texts)},
          "answer": label} for n, label in enumerate(given)
     ]  # fmt: skip
-    schema = guess(table(tmp_path, rows, "b.csv"))
+    schema = infer(table(tmp_path, rows, "b.csv"))
     assert (schema.text, schema.first_choice) == (("question", "option0", "option1", "option2"), first)
 
 
@@ -287,9 +291,9 @@ def test_what_is_no_choice_in_a_table_without_header(tmp_path: Path) -> None:
         return [[*(f"The {m}. sentence of {n}" for m in range(texts)), labels[n % len(labels)]] for n in range(30)]
 
     def task(*lines: list[object]) -> str:
-        return guess(csv_text(tmp_path, *lines), text=("column 1",)).task
+        return infer(csv_text(tmp_path, *lines), text=("column 1",)).task
 
-    assert guess(csv_text(tmp_path, *rows(4, 0, 1, 2))).task == "choice"
+    assert infer(csv_text(tmp_path, *rows(4, 0, 1, 2))).task == "choice"
     assert task(*rows(4, 0, 0.5, 2)) == "regression"
     assert task(*rows(3, 0, 1)) == "classification"  # two choices are rarer than three texts with a yes or no
 
@@ -297,7 +301,7 @@ def test_what_is_no_choice_in_a_table_without_header(tmp_path: Path) -> None:
 def test_texts_of_a_table_without_header(tmp_path: Path) -> None:
     def texts(*lengths: int) -> tuple[str, ...]:
         rows = [[*(f"{n:03} {'word ' * 99}"[:length] for length in lengths), n % 2] for n in range(40)]
-        return guess(csv_text(tmp_path, *rows)).text
+        return infer(csv_text(tmp_path, *rows)).text
 
     assert texts(40, 30) == ("column 1", "column 2")
     assert texts(100, 30) == ("column 1",)
@@ -306,7 +310,7 @@ def test_texts_of_a_table_without_header(tmp_path: Path) -> None:
 
 def test_a_known_name_over_numbers_is_no_text(tmp_path: Path) -> None:
     rows = [{"question": 1000 + n, "remark": f"It was number {n}.", "kind": "ab"[n % 2]} for n in range(40)]
-    assert guess(table(tmp_path, rows)).text == ("remark",)
+    assert infer(table(tmp_path, rows)).text == ("remark",)
 
 
 @pytest.mark.parametrize(
@@ -325,90 +329,90 @@ def test_a_known_name_over_numbers_is_no_text(tmp_path: Path) -> None:
         ({"text": "some words", "label": list(range(2500))}, "regression", ("text",), "label"),
     ],
 )  # fmt: skip
-def test_guesses_between_two_ways(
+def test_inference_between_two_ways(
     tmp_path: Path, columns: dict[str, object], task: str, text: tuple[str, ...], label: str
 ) -> None:
     def cell(value: object, n: int) -> object:
         return value[n % len(value)] if isinstance(value, list) else f"{value} {n}"
 
     rows = [{name: cell(value, n) for name, value in columns.items()} for n in range(2500)]
-    schema = guess(table(tmp_path, rows))
+    schema = infer(table(tmp_path, rows))
     assert (schema.task, schema.text, schema.label) == (task, text, (label,))
 
 
-def test_several_labels_that_somebody_asked_for(tmp_path: Path) -> None:
+def test_several_labels_that_were_requested(tmp_path: Path) -> None:
     rows = [{"text": f"text {n}", "label": ("a;b", "c;d")[n % 2]} for n in range(9)]
-    assert guess(table(tmp_path, rows), task="multilabel").labels == ("a", "b", "c", "d")
+    assert infer(table(tmp_path, rows), task="multilabel").labels == ("a", "b", "c", "d")
 
 
 def test_numbers_alone_are_no_texts(tmp_path: Path) -> None:
     reader = table(tmp_path, [{"amount": 1.5 * n, "kind": "ab"[n % 2]} for n in range(40)])
     with pytest.raises(BertworksError, match="no column looks like a text"):
-        guess(reader)
+        infer(reader)
 
 
 def test_tags_that_are_a_mistake_are_no_labels(tmp_path: Path) -> None:
     def labels(*tags: str) -> tuple[str, ...]:
-        return guess(table(tmp_path, [{"tokens": ["word"], "tags": [tag]} for tag in tags])).labels
+        return infer(table(tmp_path, [{"tokens": ["word"], "tags": [tag]} for tag in tags])).labels
 
     assert labels(*["O"] * 90, *["B-person"] * 19, "0") == ("B-person", "O")
     assert labels(*["NOUN"] * 9, "B-person", "O") == ("B-person", "NOUN", "O")
 
 
-def test_many_classes_can_be_asked_for(tmp_path: Path) -> None:
+def test_many_classes_can_be_requested(tmp_path: Path) -> None:
     reader = table(tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(99)])
     with pytest.raises(BertworksError, match="99 different values in 99 rows are not classes"):
-        guess(reader)
-    assert len(guess(reader, task="classification").labels) == 99
+        infer(reader)
+    assert len(infer(reader, task="classification").labels) == 99
     several = table(tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(2001)], "b.jsonl")
     with pytest.raises(BertworksError, match="2,001 different values in 2,001 rows"):
-        guess(several)
+        infer(several)
 
 
-def test_one_number_and_a_mistake_are_told_by_the_mistake(tmp_path: Path) -> None:
+def test_one_number_and_a_mistake_are_reported_by_the_mistake(tmp_path: Path) -> None:
     reader = table(tmp_path, [{"text": f"text {n}", "score": "2.5" if n else "high"} for n in range(5)], "a.csv")
-    assert "holds 'high'" in failure(reader, guess(reader, task="regression")).what
+    assert "holds 'high'" in failure(reader, infer(reader, task="regression")).what
 
 
 def test_a_prompt_alone_has_no_choices(tmp_path: Path) -> None:
     reader = table(tmp_path, [{"prompt": f"text {n}", "label": n % 2} for n in range(9)])
     with pytest.raises(BertworksError, match="there are no choices"):
-        guess(reader, task="choice", text=("prompt",))
+        infer(reader, task="choice", text=("prompt",))
 
 
 def test_numbers_as_labels_keep_their_text(tmp_path: Path) -> None:
     labels = pyarrow.array([0, 1, 10, 2, None] * 4, pyarrow.int64())
     texts = pyarrow.array([f"text {n}" for n in range(20)])
     parquet.write_table(pyarrow.table({"text": texts, "label": labels}), tmp_path / "a.parquet")
-    assert guess(RowReader(tmp_path / "a.parquet")).labels == ("0", "1", "2", "10")
+    assert infer(RowReader(tmp_path / "a.parquet")).labels == ("0", "1", "2", "10")
     parquet.write_table(pyarrow.table({"text": texts, "label": labels.cast(pyarrow.float64())}), tmp_path / "b.parquet")
-    assert guess(RowReader(tmp_path / "b.parquet")).labels == ("0", "1", "2", "10")
+    assert infer(RowReader(tmp_path / "b.parquet")).labels == ("0", "1", "2", "10")
     rows = [{"text": f"text {n}", "label": f"{n % 2}.0"} for n in range(10)]
-    assert guess(table(tmp_path, rows, "c.csv")).labels == ("0.0", "1.0")
+    assert infer(table(tmp_path, rows, "c.csv")).labels == ("0.0", "1.0")
     assert sorted_labels(["b", "10", "9"]) == ("10", "9", "b")
 
 
-def test_what_is_told_is_not_guessed(tmp_path: Path) -> None:
+def test_what_is_given_is_not_inferred(tmp_path: Path) -> None:
     rows = [{**row, "title": f"Title {n}", "season": "winter" if n % 3 else "summer"} for n, row in enumerate(REVIEWS)]
     reader = table(tmp_path, rows, "a.csv")
-    assert guess(reader).label == ("stars",)
-    schema = guess(reader, text=("title", "review"), label="season")
+    assert infer(reader).label == ("stars",)
+    schema = infer(reader, text=("title", "review"), label="season")
     assert (schema.task, schema.text, schema.labels) == ("classification", ("title", "review"), ("summer", "winter"))
-    schema = guess(reader, task="regression")
+    schema = infer(reader, task="regression")
     assert (schema.label, schema.labels) == (("stars",), ())
     assert [item.label for item in items(reader, schema)][:3] == [1.0, 2.0, 3.0]
-    assert guess(reader, task="multilabel").labels == ("1", "2", "3", "4", "5")
-    assert next(item.label for item in items(reader, guess(reader, task="multilabel"))) == ("1",)
+    assert infer(reader, task="multilabel").labels == ("1", "2", "3", "4", "5")
+    assert next(item.label for item in items(reader, infer(reader, task="multilabel"))) == ("1",)
     with pytest.raises(UsageError, match="did you mean --label season") as caught:
-        guess(reader, label="seson")
+        infer(reader, label="seson")
     assert "review, stars, title, season" in caught.value.what
     with pytest.raises(UsageError, match="--text review"):
-        guess(reader, text=("reviews",))
+        infer(reader, text=("reviews",))
 
 
 def test_conll_can_be_something_else_and_tables_can_be_tagging(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["sentence", "tags"], ["EU rejects", "B-ORG O"], ["so what", "O O"])
-    schema = guess(reader, task="tagging")
+    schema = infer(reader, task="tagging")
     assert next((item.texts, item.label) for item in items(reader, schema)) == (("EU", "rejects"), ("B-ORG", "O"))
     bad = csv_text(tmp_path, ["sentence", "tags"], ["EU rejects", "B-ORG"], name="b.csv")
     assert failure(bad, schema).what == "2 words and 1 tags"
@@ -569,12 +573,12 @@ def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> 
         "inferred: text by its name",
     ]
     choices = [{"question": f"which {n}?", "choice0": "a", "choice1": "b"} for n in range(5)]
-    schema = guess(table(tmp_path, choices, "b.csv"), task="choice", labelled=False)
+    schema = infer(table(tmp_path, choices, "b.csv"), task="choice", labelled=False)
     assert (schema.task, schema.text) == ("choice", ("question", "choice0", "choice1"))
     same = table(tmp_path, [{"column": "a"}] * 10, "c.csv")
-    assert guess(same, task="classification", labelled=False).text == ("column",)
-    (tmp_path / "d.jsonl").write_text('{"text": "a film"}\n' * 1000 + "no JSON\n")  # for whoever reads so far
-    assert guess(RowReader(tmp_path / "d.jsonl"), task="classification", labelled=False).text == ("text",)
+    assert infer(same, task="classification", labelled=False).text == ("column",)
+    (tmp_path / "d.jsonl").write_text('{"text": "a film"}\n' * 1000 + "no JSON\n")  # for one who reads that far
+    assert infer(RowReader(tmp_path / "d.jsonl"), task="classification", labelled=False).text == ("text",)
 
 
 def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
@@ -589,23 +593,23 @@ def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
 def test_ids(tmp_path: Path) -> None:
     rows = [{"id": n if n != 150 else 7, "text": f"text {n}", "label": "ab"[n % 2]} for n in range(300)]
     reader = table(tmp_path, rows)
-    schema = guess(reader)
+    schema = infer(reader)
     assert schema.id == "id"
     found = failure(reader, schema)
     assert (found.where, found.what) == ("a.jsonl:151", "the id '7' in column 'id' occurs twice; first at a.jsonl:8")
     assert [item.id for item in items(reader, replace(schema, label=()))][:2] == ["0", "1"]
-    assert guess(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id is None
-    assert guess(table(tmp_path, [{**row, "id": n % 280} for n, row in enumerate(rows)], "c.csv")).id == "id"
-    assert guess(table(tmp_path, [{**row, "id": n % 4} for n, row in enumerate(rows[:5])], "d.csv")).id == "id"
+    assert infer(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id is None
+    assert infer(table(tmp_path, [{**row, "id": n % 280} for n, row in enumerate(rows)], "c.csv")).id == "id"
+    assert infer(table(tmp_path, [{**row, "id": n % 4} for n, row in enumerate(rows[:5])], "d.csv")).id == "id"
 
 
-def test_misplaced_answers_are_told_and_no_error(tmp_path: Path) -> None:
+def test_misplaced_answers_are_reported_and_no_error(tmp_path: Path) -> None:
     rows = [
         {"question": "q?", "context": "It began.", "answers": [{"text": "began", "answer_start": n}]}
         for n in (3, 4, -1)
     ]
     reader = table(tmp_path, rows)
-    assert [misplaced(item) for item in items(reader, guess(reader))] == [False, True, True]
+    assert [misplaced(item) for item in items(reader, infer(reader))] == [False, True, True]
     assert not misplaced(Item(("q", "c"), (), "a:1"))
 
 
@@ -613,7 +617,7 @@ def test_choices_by_number_letter_and_text(tmp_path: Path) -> None:
     def labels(*given: object) -> list[int]:
         rows = [{"question": "which?", "choice_a": "left", "choice_b": "right", "answer": one} for one in given]
         reader = table(tmp_path, rows)
-        return [item.label for item in items(reader, guess(reader))]
+        return [item.label for item in items(reader, infer(reader))]
 
     assert labels(0, 1, 0) == [0, 1, 0]
     assert labels(1, 2, 1) == [0, 1, 0]
@@ -633,16 +637,16 @@ def test_documents_of_conll(tmp_path: Path) -> None:
     text = "-DOCSTART- O\n\nEU B-ORG\n\nrejects O\n\n-DOCSTART- O\n\nall O\n"
     (tmp_path / "a.conll").write_text(text)
     reader = RowReader(tmp_path / "a.conll")
-    assert [item.document for item in items(reader, guess(reader))] == ["1", "1", "2"]
+    assert [item.document for item in items(reader, infer(reader))] == ["1", "1", "2"]
     (tmp_path / "b.conll").write_text(text.replace("-DOCSTART- O\n\n", ""))
     reader = RowReader(tmp_path / "b.conll")
-    assert [item.document for item in items(reader, guess(reader))] == ["", "", ""]
+    assert [item.document for item in items(reader, infer(reader))] == ["", "", ""]
 
 
 # --- one bad row is named, and does not change what the others mean ---------------------------------------------------
 
 TOKENS = [{"tokens": ["Anna", "sings", str(n)], "tags": ["B-person", "O", "O"]} for n in range(20)]
-ASKED = [{"question": f"Who sings {n}?", "context": "Anna sings.",
+QUESTIONS = [{"question": f"Who sings {n}?", "context": "Anna sings.",
           "answers": {"text": ["Anna"], "answer_start": [0]}} for n in range(20)]  # fmt: skip
 MANY = [{"text": f"It was number {n}.", "labels": ["x", "y"][: n % 3]} for n in range(20)]
 CHOICES = [
@@ -654,7 +658,7 @@ CHOICES = [
     ("rows", "bad", "task", "what"),
     [
         (TOKENS, {"tokens": ["Anna", "sings"], "tags": ["O"]}, "tagging", "2 words and 1 tags"),
-        (ASKED, {"question": "Who?", "context": "Anna sings.", "answers": {"text": ["Anna"]}}, "qa", "holds {'text'"),
+        (QUESTIONS, {"question": "Who?", "context": "Anna.", "answers": {"text": ["Anna"]}}, "qa", "holds {'text'"),
         (MANY, {"text": "It was one.", "labels": "x"}, "multilabel", "holds 'x'"),
         (CHOICES, {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "5"}, "choice", "holds '5'"),
         (CHOICES, {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "-1"}, "choice", "holds '-1'"),
@@ -664,7 +668,7 @@ CHOICES = [
 def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_path: Path) -> None:
     reader = table(tmp_path, [*rows, bad])
     try:
-        schema = guess(reader)
+        schema = infer(reader)
         assert schema.task == task
         error = failure(reader, schema)
     except BertworksError as named_early:
@@ -680,7 +684,7 @@ def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_p
 def test_spans_in_a_cell_have_any_usual_layout(spans: list[object], tmp_path: Path) -> None:
     rows = [{"text": f"Anna sings {n}", "entities": json.dumps(spans)} for n in range(9)]
     reader = table(tmp_path, rows, "a.csv")
-    found = list(items(reader, guess(reader, task="spans", label="entities")))
+    found = list(items(reader, infer(reader, task="spans", label="entities")))
     assert [item.label for item in found] == [((0, 4, "x"),)] * 9
 
 
@@ -688,21 +692,21 @@ def test_spans_in_a_cell_have_any_usual_layout(spans: list[object], tmp_path: Pa
 def test_rows_that_all_have_errors_are_all_named(task: str, tmp_path: Path) -> None:
     reader = table(tmp_path, [{"tokens": ["a", "b"], "labels": {"x": n}} for n in range(3)])
     with pytest.raises(BertworksError, match="3 rows") as caught:
-        guess(reader, task=task, text=("tokens",), label="labels")
+        infer(reader, task=task, text=("tokens",), label="labels")
     assert [f"a.jsonl:{n}: " in caught.value.what for n in (1, 2, 3)] == [True] * 3
 
 
 def test_lists_as_pandas_writes_them_are_named(tmp_path: Path) -> None:
     rows = [[f"It was number {n}.", "['x', 'y']"] for n in range(20)]
     with pytest.raises(BertworksError, match="20 rows") as caught:
-        guess(csv_text(tmp_path, ["text", "labels"], *rows))
+        infer(csv_text(tmp_path, ["text", "labels"], *rows))
     assert "a.csv:2: the label in 'labels' holds" in caught.value.what
 
 
-def test_several_labels_in_a_cell_where_somebody_says_so(tmp_path: Path) -> None:
+def test_several_labels_in_a_cell_where_it_is_requested(tmp_path: Path) -> None:
     cells = ["x,y", "x", "", "z, x"]
     reader = csv_text(tmp_path, ["text", "labels"], *([f"It was number {n}.", cells[n % 4]] for n in range(8)))
-    schema = guess(reader, task="multilabel")
+    schema = infer(reader, task="multilabel")
     assert (schema.separator, schema.labels) == (",", ("x", "y", "z"))
     assert [item.label for item in items(reader, schema)][:4] == [("x", "y"), ("x",), (), ("z", "x")]
 
@@ -711,7 +715,7 @@ def test_an_id_that_stands_twice_is_named_in_small_files_too(tmp_path: Path) -> 
     rows = [{"id": f"q{n}", **row} for n, row in enumerate(REVIEWS)]
     rows[7]["id"] = "q3"
     reader = table(tmp_path, rows)
-    assert failure(reader, guess(reader)).where == "a.jsonl:8"
+    assert failure(reader, infer(reader)).where == "a.jsonl:8"
 
 
 @pytest.mark.parametrize(
@@ -726,4 +730,4 @@ def test_an_id_that_stands_twice_is_named_in_small_files_too(tmp_path: Path) -> 
 )  # fmt: skip
 def test_columns_that_do_not_suit_the_task_are_refused(options: dict, what: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=what):
-        guess(table(tmp_path, [row | {"more": "some words", "note": "n"} for row in REVIEWS]), **options)
+        infer(table(tmp_path, [row | {"more": "some words", "note": "n"} for row in REVIEWS]), **options)

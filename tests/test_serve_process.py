@@ -78,8 +78,8 @@ def test_requests_as_clients_of_text_embeddings_inference_send_them(server: Serv
         body = {"inputs": ["good film"], "normalize": True, "truncate": False, "truncation_direction": "Right"}
         assert len(client.post("/embed", json=body).json()[0]) == client.get("/info").json()["dimension"]
         assert client.get("/health").status_code == 200
-        asked = {"source_sentence": "good film", "sentences": ["good film", "sad dogs"]}
-        assert client.post("/similarity", json={"inputs": asked}).json()[0] == pytest.approx(1, abs=1e-5)
+        requested = {"source_sentence": "good film", "sentences": ["good film", "sad dogs"]}
+        assert client.post("/similarity", json={"inputs": requested}).json()[0] == pytest.approx(1, abs=1e-5)
         assert client.get("/metrics").text.count("te_request_count") > 1
 
 
@@ -102,7 +102,7 @@ def test_ten_megabytes_and_a_million_texts_are_too_much(server: Server):
     b"GET /" + b"\xc3\xa4" + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
 ], ids=["header", "path", "TLS", "length", "chunks", "headers", "gate", "blank", "umlaut", "CONNECT"])  # fmt: skip
-def test_what_is_no_request_is_told_so(server: Server, head: bytes):
+def test_what_is_no_request_is_refused(server: Server, head: bytes):
     with connected(server[1]) as connection:
         connection.sendall(head)
         assert answered(connection).startswith(b"HTTP/1.1 4")
@@ -120,7 +120,7 @@ def test_lines_after_a_body_are_no_headers_and_are_not_kept(model: Path):
                 assert status in answered(connection)
 
 
-def test_many_that_say_nothing_keep_nobody_away(server: Server):
+def test_silent_connections_keep_no_other_away(server: Server):
     silent = [connected(server[1]) for _ in range(200)]
     for connection in silent[:100]:
         connection.sendall(b"POST /embed HTTP/1.1\r\nHost: ")
@@ -171,7 +171,7 @@ def test_garbage_is_not_searched_for_in_what_was_there_before(model: Path):
     assert gc.get_freeze_count() == 0
 
 
-def test_told_to_stop_it_answers_what_was_asked(model: Path):
+def test_stopping_it_answers_open_requests(model: Path):
     long = {"inputs": ["the film was a story of men and dogs " * 8] * 800}
     with process(str(model)) as (running, url), httpx.Client(base_url=url, timeout=60) as client:
         answers: list[httpx.Response] = []
@@ -191,7 +191,7 @@ def test_told_to_stop_it_answers_what_was_asked(model: Path):
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="not Linux")
-def test_a_log_that_nobody_reads_holds_up_nobody(model: Path):
+def test_a_log_that_is_not_read_delays_no_request(model: Path):
     with process(str(model)) as (running, url), httpx.Client(base_url=url, timeout=60) as client:
         assert running.stderr is not None
         fcntl.fcntl(running.stderr, fcntl.F_SETPIPE_SZ, 1 << 16)
@@ -257,7 +257,7 @@ def test_a_token_and_a_full_server_from_outside(openai: ModuleType, model: Path)
         assert stop(running)[0] == 0
 
 
-def test_what_cannot_be_served_is_told_in_a_line(model: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_be_served_is_refused_in_a_line(model: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["serve", str(model), "--host", "0.0.0.0"]) == 2
     assert "BERTWORKS_API_KEY" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -91,8 +91,8 @@ def test_vectors_are_those_of_the_embedder(words: Local, models: dict[str, Path]
     assert near(words.post("/embed", {"inputs": TEXTS[0]}).json(), unit[:1])
     cut = ours[:, :7] / np.linalg.norm(ours[:, :7], axis=1, keepdims=True)
     assert near(words.post("/embed", {"inputs": TEXTS, "dimensions": 7}).json(), cut)
-    asked = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
-    assert near(words.post("/similarity", asked).json(), unit[1:] @ unit[0])
+    requested = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
+    assert near(words.post("/similarity", requested).json(), unit[1:] @ unit[0])
 
 
 def test_vectors_in_the_shape_of_openai(words: Local):
@@ -202,10 +202,10 @@ def test_a_list_of_two_is_a_pair_and_a_list_of_lists_is_many(models: dict[str, P
 def test_texts_are_ranked_as_by_the_reranker(kind: str, models: dict[str, Path]):
     with Local(models[kind]) as local:
         scores = Reranker(models[kind], device="cpu")("good film", TEXTS)
-        asked = {"query": "good film", "texts": TEXTS, "return_text": True}
-        ours = local.post("/rerank", asked).json()
+        requested = {"query": "good film", "texts": TEXTS, "return_text": True}
+        ours = local.post("/rerank", requested).json()
         if kind == "regression":  # as TEI and cross-encoders give them
-            raw = local.post("/rerank", {**asked, "raw_scores": True}).json()
+            raw = local.post("/rerank", {**requested, "raw_scores": True}).json()
             assert near([one["score"] for one in raw], sorted(scores.tolist(), reverse=True))
             scores = 1 / (1 + np.exp(-scores))
         assert [one["index"] for one in ours] == np.argsort(-scores, kind="stable").tolist()
@@ -238,10 +238,10 @@ def test_words_have_tags(models: dict[str, Path]):
 
 
 def test_questions_are_answered_as_by_predict(models: dict[str, Path]):
-    asked = [("where ?", "Anna lives in Oslo . " * n) for n in (1, 20)]
+    requested = [("where ?", "Anna lives in Oslo . " * n) for n in (1, 20)]
     with Local(models["qa"]) as local:
-        theirs = Predictor(models["qa"], device="cpu").predict(asked, top_k=3)
-        inputs = [{"question": question, "context": context} for question, context in asked]
+        theirs = Predictor(models["qa"], device="cpu").predict(requested, top_k=3)
+        inputs = [{"question": question, "context": context} for question, context in requested]
         ours = local.post("/qa", {"inputs": inputs, "top_k": 3}).json()
         for one, other in zip(ours, theirs, strict=True):
             assert [one[name] for name in ("answer", "start", "end")] == [
@@ -291,7 +291,7 @@ def test_the_document_and_info_say_what_is_offered(models: dict[str, Path]):
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
-def test_it_computes_in_the_precision_that_is_asked_for(precision: Precision, dtype: str, models: dict[str, Path]):
+def test_it_computes_in_the_precision_that_is_requested(precision: Precision, dtype: str, models: dict[str, Path]):
     with Local(models["words"], precision=precision) as local:
         assert local.send("GET", "/info").json()["model_dtype"] == dtype
         theirs = Embedder(models["words"], device="cpu", precision=precision).embed(TEXTS)
@@ -411,7 +411,7 @@ HOSTILE: dict[str, tuple[bytes, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_requests_are_told_so(name: str, words: Local):
+def test_hostile_requests_are_refused(name: str, words: Local):
     body, expected = HOSTILE[name]
     answer = words.send("POST", "/embed", content=body, headers=JSON)
     assert answer.status_code in expected, answer.text
@@ -512,7 +512,7 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
             await local.application(scope | {"headers": headers}, receive, send)
             return int(sent[0]["status"])
 
-        async def asked() -> list[int]:
+        async def send() -> list[int]:
             stays, goes = asyncio.Event(), asyncio.Event()
             first = asyncio.create_task(ask(stays))
             assert await asyncio.to_thread(held.wait, 30)
@@ -526,10 +526,10 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
             go.set()
             return [await first, *statuses]
 
-        assert asyncio.run(asked()) == [200] + [499] * 5
+        assert asyncio.run(send()) == [200] + [499] * 5
 
 
-def test_more_than_can_be_answered_is_told_to_come_again(models: dict[str, Path]):
+def test_more_than_can_be_answered_is_refused(models: dict[str, Path]):
     with Local(models["classification"], limits=Limits(requests=2)) as local:
         found = local.all([("POST", "/predict", {"json": {"inputs": "a"}})] * 9 + [("GET", "/health", {})])
         refused = [one for one in found if one.status_code == 429]
@@ -568,7 +568,7 @@ def test_a_server_with_a_token_asks_for_it(models: dict[str, Path]):
 def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     started, go = [], threading.Event()
 
-    async def asked(application: Application) -> list[httpx.Response]:
+    async def send(application: Application) -> list[httpx.Response]:
         transport, large = httpx.ASGITransport(application), {"inputs": "cat " * 20_000}
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
             first = asyncio.create_task(client.post("/embed", json=large))
@@ -590,7 +590,7 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, 
             return parse(name, body, lane)
 
         monkeypatch.setattr(application, "_parse", slow)
-        first, second, small = asyncio.run(asked(application))
+        first, second, small = asyncio.run(send(application))
         assert (first.status_code, small.status_code) == (200, 200)
         assert (second.status_code, int(second.headers["retry-after"])) == (429, 1)
         assert len(started) == 1
@@ -604,7 +604,7 @@ def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
     assert words.post("/similarity", {"inputs": inputs, "parameters": {"truncate": True}}).status_code == 200
 
 
-def test_nobody_cuts_on_the_left_and_says_nothing(words: Local, models: dict[str, Path]):
+def test_nothing_is_cut_on_the_left_silently(words: Local, models: dict[str, Path]):
     inputs = {"source_sentence": "a cat", "sentences": ["a dog"]}
     with Local(models["pairs"]) as pairs:
         for local, path, body in (

@@ -637,7 +637,7 @@ def test_the_word_cache_knows_where_it_is_not_exact(variants: list[str]) -> None
         assert not WordCache.is_exact(json.dumps(description | {part: other}))
 
 
-def test_tokenizers_of_other_kinds_are_asked_directly(tmp_path: Path) -> None:
+def test_tokenizers_of_other_kinds_are_called_directly(tmp_path: Path) -> None:
     """Shards of a byte-level BPE tokenizer: no word cache, the same contract."""
     byte_level = tokenizers.ByteLevelBPETokenizer()
     documents = make_documents(30)

@@ -148,7 +148,7 @@ def test_what_cannot_be_scored():
 # --- files ---
 
 
-def test_the_version_and_the_unit_are_told_by_the_data(tmp_path: Path):
+def test_the_version_and_the_unit_are_known_from_the_data(tmp_path: Path):
     answerable = {name: answers for name, answers in QUESTIONS.items() if answers}
     first = evaluate_squad(squad_file(tmp_path / "1.json", answerable), ANSWERS)
     assert (first["version"], first["unit"], first["unknown_ids"]) == ("1.1", "word", ["never"])

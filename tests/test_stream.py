@@ -94,8 +94,8 @@ def test_collation_lays_examples_end_to_end():
     assert batch.layout.cu_seqlens.tolist() == np.cumsum([0, *(len(e.input_ids) for e in examples)]).tolist()
     assert batch.layout.max_seqlen == max(len(e.input_ids) for e in examples)
     assert batch.layout.position_ids.tolist() == [p for e in examples for p in range(len(e.input_ids))]
-    asked = batch.input_ids.clone()
-    asked[batch.targets["masked_lm"].positions] = batch.targets["masked_lm"].labels
+    requested = batch.input_ids.clone()
+    requested[batch.targets["masked_lm"].positions] = batch.targets["masked_lm"].labels
     restored = torch.cat(
         [
             torch.from_numpy(
@@ -104,7 +104,7 @@ def test_collation_lays_examples_end_to_end():
             for e in examples
         ]
     )
-    assert (asked[restored > 0] == restored[restored > 0]).all()
+    assert (requested[restored > 0] == restored[restored > 0]).all()
     expected = [e.targets["next_sentence"].labels.item() for e in examples]
     assert batch.targets["next_sentence"].labels.tolist() == expected
 

@@ -264,8 +264,8 @@ def test_a_sentence_is_read_with_its_document_around_it() -> None:
     whole = [token for one in text for token in rows_of(one)]
     for number, row in enumerate(rows[:4]):
         before = sum(len(rows_of(one)) for one in text[:number])
-        asked = row.input_ids[row.target.positions].tolist()
-        assert asked == rows_of(text[number])
+        requested = row.input_ids[row.target.positions].tolist()
+        assert requested == rows_of(text[number])
         assert len(row.input_ids) == min(20, 2 + len(whole))
         start = before - int(row.target.positions[0]) + 1
         assert row.input_ids[1:-1].tolist() == whole[start : start + len(row.input_ids) - 2]
@@ -299,8 +299,8 @@ def test_neighbours_decide_and_alone_is_as_without(model: Path, tmp_path: Path) 
     without = run(data, tmp_path / "without", model, overrides=longer)
     assert with_context.fields["score"] > 0.9 > 0.75 > without.fields["score"]  # which knows nothing of it
     good, bad, alone = (["a good film", filler[0], "with Anna"], ["a bad film", filler[0], "with Anna"], ["with Anna"])
-    asked = write_documents(tmp_path / "b.conll", good, bad, alone)
-    lines, _ = predicted(tmp_path / "with", asked, tmp_path / "tagged.conll")
+    requested = write_documents(tmp_path / "b.conll", good, bad, alone)
+    lines, _ = predicted(tmp_path / "with", requested, tmp_path / "tagged.conll")
     assert [line.split()[2] for line in lines if line.startswith("Anna")][:2] == ["B-x", "B-y"]
     # The same network, reading the same sentence alone, whether or not it would read a document.
     task = json.loads((tmp_path / "with/task.json").read_text())

@@ -106,7 +106,7 @@ def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
     assert "/data/dev.csv" not in page
 
 
-def test_the_best_look_is_marked_by_the_figure_that_was_asked_for(tmp_path: Path) -> None:
+def test_the_best_look_is_marked_by_the_figure_that_was_requested(tmp_path: Path) -> None:
     right = svg.WIDTH - svg.RIGHT
     for metric, title, best in (("accuracy", "Accuracy on dev", 30), ("macro_f1", "Macro F1 on dev", 40)):
         picture = drawing(page_of(run_folder(tmp_path), metric=metric), title)

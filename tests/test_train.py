@@ -37,14 +37,14 @@ def make_examples(count, seed=0):
     examples = []
     for _ in range(count):
         n = int(r.integers(6, 40))
-        asked = np.sort(r.permutation(n)[: int(r.integers(1, 6))])
+        requested = np.sort(r.permutation(n)[: int(r.integers(1, 6))])
         ids = r.integers(200, size=n)
         examples.append(
             Example(
                 ids,
                 (np.arange(n) > n // 2).astype(np.int64),
                 {
-                    "masked_lm": Target(asked, r.integers(200, size=len(asked))),
+                    "masked_lm": Target(requested, r.integers(200, size=len(requested))),
                     "next_sentence": Target(np.zeros(1, int), r.integers(2, size=1)),
                 },
             )
@@ -384,14 +384,14 @@ def test_objectives_need_no_other_heads() -> None:
     assert set(model(collate(make_examples(3)))) == {"next_sentence"}
 
 
-def test_without_next_sentence_nothing_is_asked_of_pairs():
+def test_without_next_sentence_nothing_is_predicted_of_pairs():
     model = make_model(objectives={"masked_lm": 1.0})
     tallies = model(collate(make_examples(3)))
     assert set(tallies) == {"masked_lm"}
     assert not any("pooler" in name for name, _ in model.named_parameters())
 
 
-def test_the_first_loss_is_that_of_a_guess():
+def test_the_first_loss_is_that_of_chance():
     """Before it has learned anything, every one of V words is equally likely."""
     means = evaluate(make_model(), [collate(make_examples(64))])
     assert means["masked_lm"].loss == pytest.approx(math.log(200), rel=0.02)
@@ -422,7 +422,7 @@ def test_two_processes_are_one(tmp_path: Path):
 
 
 def test_a_loss_that_is_not_finite_skips_though_gradients_are():
-    class Spoilt(nn.Module):
+    class Damaged(nn.Module):
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
@@ -436,10 +436,10 @@ def test_a_loss_that_is_not_finite_skips_though_gradients_are():
             return {"x": LossSum(self.weight.sum() + torch.inf, torch.zeros(()))}
 
     one = np.zeros(1, np.int64)
-    batch, c, spoilt = collate([Example(one, one, {"task": Target(one, one)})]), OptimizerConfig(warmup=0.0), Spoilt()
-    (step,) = train(spoilt, make_optimizer(spoilt, c), lambda n: [batch], c, 1)
+    batch, c, damaged = collate([Example(one, one, {"task": Target(one, one)})]), OptimizerConfig(warmup=0.0), Damaged()
+    (step,) = train(damaged, make_optimizer(damaged, c), lambda n: [batch], c, 1)
     assert step.skipped.item() == 1
-    assert torch.equal(spoilt.weight, torch.ones(3))
+    assert torch.equal(damaged.weight, torch.ones(3))
 
 
 def test_chunks_of_the_vocabulary_are_added_up_in_single_precision(monkeypatch: pytest.MonkeyPatch):

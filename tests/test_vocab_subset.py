@@ -24,7 +24,9 @@ def some_units(count: int = 24) -> list[ExampleGroup]:
     return [[example("classification", length, 0, generator)] for length in lengths]
 
 
-def trained(network: TaskModel, units: Sequence[ExampleGroup], *, spoilt: int | None = None) -> dict[str, torch.Tensor]:
+def trained(
+    network: TaskModel, units: Sequence[ExampleGroup], *, damaged: int | None = None
+) -> dict[str, torch.Tensor]:
     """The state after two epochs; one step's gradient is made no number, and so it is skipped."""
     network.dropout = 0.0
     batches = LabelledBatches(units, batch_size=8, micro_batch_tokens=64, seed=1)
@@ -32,16 +34,16 @@ def trained(network: TaskModel, units: Sequence[ExampleGroup], *, spoilt: int | 
     loop = train(network, make_optimizer(network, SETTINGS), batches, SETTINGS, steps)
     for step in loop:
         bias = network.classifier.bias  # type: ignore[union-attr]
-        if step.number == spoilt:
+        if step.number == damaged:
             handle = bias.register_hook(lambda gradient: gradient * torch.nan)
-        elif step.number == (spoilt or -1) + 1:
+        elif step.number == (damaged or -1) + 1:
             handle.remove()
             assert step.skipped.item() == 1
     return {name: value.detach().clone() for name, value in network.state_dict().items()}
 
 
-@pytest.mark.parametrize("spoilt", [None, 2])
-def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> None:
+@pytest.mark.parametrize("damaged", [None, 2])
+def test_a_shortlist_learns_what_the_whole_table_does(damaged: int | None) -> None:
     units, task = some_units(), Classification(outputs=3)
     torch.manual_seed(0)
     whole = TaskModel(CONFIG, task)
@@ -52,8 +54,8 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
     small = TaskModel(replace(CONFIG, vocab_size=len(shortlist.ids)), task)
     small.load_state_dict(begun | {WORDS: shortlist.rows(begun[WORDS])})
     shortlist.attach(small.encoder.embeddings.token)
-    expected = trained(whole, units, spoilt=spoilt)
-    found = trained(small, units, spoilt=spoilt)
+    expected = trained(whole, units, damaged=damaged)
+    found = trained(small, units, damaged=damaged)
     found[WORDS] = shortlist.merge(begun[WORDS], found[WORDS])
     assert not torch.allclose(expected[WORDS][shortlist.ids[-1]], begun[WORDS][shortlist.ids[-1]], rtol=1e-4)
     for name, value in expected.items():
@@ -81,7 +83,7 @@ def test_where_texts_name_every_token_there_is_no_witness() -> None:
     assert torch.equal(shortlist.merge(table, 2 * table), 2 * table)
 
 
-def test_a_row_of_zeros_tells_nothing_and_spoils_nothing() -> None:
+def test_a_row_of_zeros_gives_nothing_and_damages_nothing() -> None:
     (first,) = some_units(1)[0]
     shortlist = VocabSubset([[first._replace(input_ids=np.array([0, 2]))]], 4)
     table = torch.ones(4, 2)

@@ -227,7 +227,7 @@ def test_dakuten_and_hangul_survive_lower_case(algorithm, tmp_path):
         assert made.unk_id not in made.ids(["が 한"])[0]
 
 
-def test_accents_go_as_told_and_are_doubted():
+def test_accents_go_as_given_and_are_doubted():
     texts = ["がんばれ ガラス 한국어 Café"] * 40
     stripped, report = train_vocabulary(texts, VocabularyConfig(size=100, strip_accents=True))
     assert "がんばれ" not in stripped.tokens
@@ -332,11 +332,13 @@ def test_absurd_wishes_are_refused(wrong):
         VocabularyConfig(**wrong)
 
 
-def test_progress_is_told():
-    told = []
-    train_vocabulary(invented(), VocabularyConfig(size=100), progress=lambda stage, done: told.append((stage, done)))
-    assert told[0][0] == "counting"
-    assert told[0][1] > 10_000
+def test_progress_is_reported():
+    reported = []
+    train_vocabulary(
+        invented(), VocabularyConfig(size=100), progress=lambda stage, done: reported.append((stage, done))
+    )
+    assert reported[0][0] == "counting"
+    assert reported[0][1] > 10_000
 
 
 def test_frequent_words_of_unigram_have_a_piece_with_their_space():

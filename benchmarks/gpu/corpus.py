@@ -34,7 +34,7 @@ def write_corpus(path: Path, documents: int, seed: int = 1) -> Path:
 
 
 def write_shards(folder: Path, documents: int, vocabulary: int = 4000) -> Path:
-    """A shards folder with a vocabulary of its own."""
+    """A shards folder with its own vocabulary."""
     reader = read_text([write_corpus(folder / "text.txt", documents)], documents="blank_line")
     for _ in make_vocabulary(reader, folder / "tokenizer", VocabularyConfig(size=vocabulary), workers=1):
         pass
