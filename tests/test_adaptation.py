@@ -113,7 +113,8 @@ def test_scores_of_old_tokens_do_not_change(home: Path, padded: int):
             return network.scores(batch)
 
     before, after = scores(state, old.vocab_size + padded), scores(larger, size)
-    assert torch.equal(before[:, : old.vocab_size], after[:, : old.vocab_size])
+    # In float64; a product with more columns may be computed in another order, which is seen on AMD's processors.
+    assert (before - after[:, : before.shape[1]])[:, : old.vocab_size].abs().max() <= 1e-13
     for name in ("encoder.embeddings.token.weight", "lm_head.bias"):
         for number, word in enumerate(words, old.vocab_size):
             rows = np.array([state[name][n].double().numpy() for n in word.pieces])

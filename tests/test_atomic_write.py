@@ -203,6 +203,22 @@ def test_a_killed_writer_leaves_the_old_content_and_its_rests_are_removed(tmp_pa
     assert names(tmp_path) == ["x", "y"]
 
 
+def test_the_temporary_file_of_a_temporary_file_is_removed_too(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from bertworks.io.atomic_write import replacing\n"
+        "with replacing(sys.argv[1]) as outer, replacing(outer) as inner:\n"
+        "    inner.write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")])
+    assert len(names(tmp_path)) == 1
+    write_text(tmp_path / "other", "")
+    assert len(names(tmp_path)) == 2
+    write_text(tmp_path / "x", "new")
+    assert names(tmp_path) == ["other", "x"]
+
+
 def leave(folder: Path, writer: str, name: str = "x") -> Path:
     """What a writer leaves half-written, by number and time of its process."""
     rest = folder / f".{name}@{socket.gethostname()}.{writer}.0.tmp"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,30 @@ def test_the_newest_complete_checkpoint_wins(memory: Any, tmp_path: Path, here: 
     with pytest.raises(KeyboardInterrupt):
         interrupted(lambda folder: found.append((folder / newest).read_text()))
     assert found == [resumed]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_download_of_a_newer_checkpoint_leaves_it_there(memory: Any, tmp_path: Path, monkeypatch: Any, fails: bool):
+    """It takes longer than the time between two uploads, or fails."""
+    work = tmp_path / "cache" / "work" / "memory" / "b" / "run"
+    checkpoint(work, 1, "here")
+    checkpoint(tmp_path, 2, "there")
+    memory.put(str(tmp_path / "checkpoints"), "/b/run/checkpoints", recursive=True)
+    fill = remote.Storage.fill
+
+    def slow(self: remote.Storage, folder: Path, files: Any) -> None:
+        time.sleep(20 * remote.BEAT)
+        if fails:
+            raise BertworksError("the network is gone")
+        fill(self, folder, files)
+
+    monkeypatch.setattr(remote.Storage, "fill", slow)
+    with suppress(BertworksError, KeyboardInterrupt), published("memory://b/run") as folder:
+        assert not fails
+        assert (folder / "checkpoints/step-00000002/state.safetensors").read_text() == "there"
+        raise KeyboardInterrupt
+    assert memory.cat_file("/b/run/checkpoints/step-00000002/state.safetensors") == b"there"
+    assert memory.exists("/b/run/checkpoints/step-00000002/checkpoint.json")
 
 
 def test_checkpoints_are_uploaded_while_the_run_trains_and_old_ones_go(memory: Any):

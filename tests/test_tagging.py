@@ -28,6 +28,8 @@ from bertworks.events import Event
 from bertworks.inference.predict import compute_file, predict_file, results_in
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import folder_lock
+from bertworks.io.portions import Portions
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -342,7 +344,7 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
     assert counts == [6, 12]
     (tmp_path / ".parts.jsonl.portions" / "incomplete").write_bytes(b"[{")  # of a portion that was interrupted
     events = list(predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"))
-    assert next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] == 12
+    assert next(e for e in events if "resumed_portions" in e.fields).fields["resumed_portions"] == 2
     assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
@@ -369,8 +371,7 @@ def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.
             for event in compute_file(
                 "embed",
                 reader,
-                output,
-                {"x": settings},
+                Portions(output, Bulk(), {"x": settings}, "", ()),
                 range(5),
                 compute,
                 write,
@@ -392,7 +393,7 @@ def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.
     computed, fields = job("a")
     assert computed == [2, 3, 4]
     assert output.read_text() == "a[0, 1]a[2, 3]a[4]"
-    assert (fields[0], fields[-1]) == ({"resumed_row": 2}, {"output": str(output), "rows": 5, "truncated": 5})
+    assert (fields[0], fields[-1]) == ({"resumed_portions": 1}, {"output": str(output), "rows": 5, "truncated": 5})
     assert not (tmp_path / ".out.txt.portions").exists()
 
 

@@ -276,7 +276,8 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> None:
     """
     wanted, host = re.escape(_shorten(name)) if name else ".+", re.escape(socket.gethostname())
     for entry in Path(folder).glob(".*.tmp"):
-        match = re.fullmatch(rf"\.{wanted}@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp", entry.name, re.DOTALL)
+        ending = rf"@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp"  # a temporary file may have one of its own
+        match = re.fullmatch(rf"\.+{wanted}(?:@.+\.tmp)?{ending}", entry.name, re.DOTALL)
         if match and not _is_running(int(match["process"]), match["start"]):
             remove(entry)
 

@@ -42,7 +42,7 @@ _TRIES = 3  # to make a portion
 _JOB = "job.json"
 _ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
 _AGAIN = "run the same command again: portions that are made are kept; fewer --workers need less memory"
-_NAME = re.compile(r"(\d{6,})-([0-9a-f]{8})-\d+")
+_NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+")
 
 
 class Portions:
@@ -68,7 +68,7 @@ class Portions:
         self.folder = target.with_name(f"{target.name}.parts") if bulk else hidden_sibling(target, ".portions")
         self.output, self.bulk = str(output), bulk
         self._job = json.loads(json.dumps({"version": __version__, **identity}))
-        self._fingerprint = json_sha256(self._job)[:8]
+        self._fingerprint = json_sha256(self._job)[:16]
         self._maker, self._settings = maker, list(settings)
         self._threads, self._gpus, self.files = threads, gpus, list[Path]()
 
@@ -87,10 +87,9 @@ class Portions:
                 busy = "another process is writing the same output"
                 stack.enter_context(folder_lock(self.folder, busy, "wait for it, or use another output"))
             self.folder.mkdir(parents=True, exist_ok=True)
-            if not self.bulk and (self.folder / _JOB).exists() and _read_job(self.folder) != self._job:
-                for path in (*self.folder.glob("*-*"), self.folder / _JOB):
-                    remove(path)
-            if not (self.folder / _JOB).exists():
+            if not self.bulk:
+                write_json(self.folder / _JOB, self._job)
+            elif not (self.folder / _JOB).exists():
                 write_json(draft := temporary_sibling(self.folder / _JOB), self._job)
                 _link(draft, self.folder / _JOB)
             _refuse_other(_read_job(self.folder), self._job, self.folder)
@@ -180,7 +179,7 @@ class PortionMaker:
         job = _read_job(Path(folder))
         with explain_os_errors(f"not visible on {socket.gethostname()}", working, "start the job in a shared folder"):
             os.chdir(working)  # paths are as they were typed
-        require(json_sha256(job)[:8] == fingerprint, "the job has changed", folder, "run the same command again")
+        require(json_sha256(job)[:16] == fingerprint, "the job has changed", folder, "run the same command again")
         identity, self._compute = resolve_name(maker)(*settings)
         self._folder, self._fingerprint = Path(folder), fingerprint
         _refuse_other(job, {"version": __version__, **json.loads(json.dumps(identity))}, Path(folder))

@@ -212,6 +212,7 @@ class _Upload:
         self.state, self.claim, self.over = state, Storage(store.url + CLAIM), Event()
         self.writer = os.urandom(16).hex().encode()
         self.lost, self.saved = False, -1  # whether another process has taken over; the step of the last snapshot
+        self.restored = False  # before, the URL may hold newer checkpoints, which a snapshot would delete
         self.sent: dict[str, tuple[int, int]] = {}  # sizes and times of change of uploaded files
         self.threads = [Thread(target=self._repeat, args=(act,), daemon=True) for act in (self._beat, self.snapshot)]
 
@@ -282,7 +283,7 @@ class _Upload:
         """Uploads a run if it has a new checkpoint: checkpoint.json is the last file of each."""
         with suppress(FileNotFoundError):  # deleted by the run meanwhile: the next attempt has newer ones
             files = self.files()
-            if self.lost or (step := _newest(files)) == self.saved:
+            if self.lost or not self.restored or (step := _newest(files)) == self.saved:
                 return
             last = {name: path for name, path in files.items() if name.endswith("/checkpoint.json")}
             old = [name for name in self.store.files() if name.startswith("checkpoints/") and name not in files]
@@ -303,6 +304,7 @@ class _Upload:
         if not overwrite and ((manifest := self.store.manifest()) or self.saved > _newest(self.files())):
             with atomic_write.replacing_folder(self.local) as temporary:
                 self.store.fill(temporary, manifest or files)
+        self.restored = True
 
     def finish(self, overwrite: bool) -> None:
         """Uploads the output, and deletes the working copy."""
