@@ -7,7 +7,7 @@
 
 All get the same real texts and give their answers in the same order; what they give is compared with transformers in
 fp32. Every measurement is a process of its own with the model loaded and warm; they take turns; medians of the rounds.
-Only real tokens are counted. Everyone is run as it comes, and a second time with what bertworks sets for itself: memory
+Only real tokens are counted. All run with their defaults, and a second time with what bertworks sets for itself: memory
 that glibc keeps, and threads that soon sleep. Contenders that are not installed are left out, and named.
 
     minilm, base   vectors of texts of mixed length: of MiniLM-L6, and of the shape of BERT-Base with random weights,
@@ -243,7 +243,9 @@ class Bench:
             for columns in found.values():
                 for column in SETTINGS:
                     if column in columns:
-                        columns[column]["bertworks_is_faster"] = columns[column][times] / ours["as it comes"][times]
+                        columns[column]["bertworks_is_faster"] = (
+                            columns[column][times] / ours["default settings"][times]
+                        )
         return {**about, "medians": found, "runs": runs}
 
     def agreement(self, name: str, contender: str) -> float | None:

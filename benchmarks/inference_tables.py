@@ -2,7 +2,7 @@
 
 from typing import Any
 
-COLUMNS = ("as it comes", "our settings")
+COLUMNS = ("default settings", "our settings")
 
 
 def tables(name: str, results: dict[str, Any]) -> list[str]:
@@ -40,7 +40,7 @@ def speed_table(work: dict[str, Any]) -> list[str]:
         for column in COLUMNS:
             one = found.get(column)
             cells += [f"{one['tokens_per_second']:,.0f}", faster(name, one)] if one else ["", ""]
-        first, right = found["as it comes"], found["agreement"]
+        first, right = found["default settings"], found["agreement"]
         agreement = "" if right is None else f"{right:.1e}" if kind.startswith("largest") else f"{right:.6f}"
         lines.append(
             f"| {name} | {' | '.join(cells)} | {first['of_matmul']:.0%} | {first['memory_mb']:,.0f} | {agreement} |"
@@ -55,7 +55,7 @@ def query_table(work: dict[str, Any]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for name, found in work["medians"].items():
-        first, second = found["as it comes"], found.get("our settings")
+        first, second = found["default settings"], found.get("our settings")
         ours = [f"{second['p50']:.2f}", faster(name, second)] if second else ["", ""]
         lines.append(
             f"| {name} | {first['p50']:.2f} | {first['p95']:.2f} | {faster(name, first)} | {' | '.join(ours)} "

@@ -45,6 +45,11 @@ def test_code_uses_plain_words(name: str):
     assert [line for path in sorted(files) for line in found(path)] == []
 
 
+def test_benchmarks_and_tools_use_plain_words():
+    files = [path for name in ("benchmarks", "tools") for path in (ROOT / name).rglob("*.py")]
+    assert [line for path in sorted(files) if ".peers" not in path.parts for line in found(path)] == []
+
+
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
