@@ -94,10 +94,13 @@ def s3(started: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request
     client.close()
 
 
+def names() -> list[str]:
+    return [found["Key"] for found in boto3.client("s3").list_objects_v2(Bucket="bucket").get("Contents", ())]
+
+
 def objects() -> dict[str, bytes]:
     client = boto3.client("s3")
-    names = [found["Key"] for found in client.list_objects_v2(Bucket="bucket").get("Contents", ())]
-    return {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
+    return {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names()}
 
 
 def put(name: str, content: bytes) -> None:
@@ -241,7 +244,7 @@ def test_a_killed_training_goes_on_elsewhere(processes: int, s3: Server, tmp_pat
     """SIGKILL of the training and all its processes after a checkpoint; the same command on a machine without its
     files has the bits of a training that nothing disturbed."""
     corpus = write_corpus(tmp_path / "a.jsonl")
-    longer = [("num_steps = 40", "num_steps = 800"), ("_every = 10", "_every = 200"), ("_every = 5", "_every = 50")]
+    longer = [("num_steps = 40", "num_steps = 2500"), ("_every = 10", "_every = 500"), ("_every = 5", "_every = 100")]
     recipe = write_recipe(tmp_path / "r.toml", *longer)
 
     def start(output: str, cache: str) -> subprocess.Popen[bytes]:
@@ -253,13 +256,13 @@ def test_a_killed_training_goes_on_elsewhere(processes: int, s3: Server, tmp_pat
 
     assert start(str(tmp_path / "whole"), "none").wait(120) == 0
     process = start("s3://bucket/m", "one")
-    while not any(name.endswith("/checkpoint.json") for name in objects()):
+    while not any(name.endswith("/checkpoint.json") for name in names()):
         time.sleep(0.1)
         assert process.poll() is None
     for one in [*psutil.Process(process.pid).children(recursive=True), process]:
         one.kill()
     process.wait()
-    assert "m/" + MANIFEST not in objects()
+    assert "m/" + MANIFEST not in names()
     assert start("s3://bucket/m", "two").wait(120) == 0
     whole = {name: (tmp_path / "whole" / name).read_bytes() for name in ("model.safetensors", "recipe.toml")}
     assert {name: objects()[f"m/{name}"] for name in whole} == whole
