@@ -397,6 +397,10 @@ def test_bad_calls_are_refused(write: Write, corpus: Path, tmp_path: Path) -> No
         run(write(measures=finetuned), corpus, tmp_path / "out")
     with pytest.raises(BertworksError, match="missing"):
         run(write(measures=finetuned), corpus, tmp_path / "out", data=tmp_path)
+    arms = f'{ARMS}finetune = {{overrides = ["epochs=4"]}}'
+    twice = finetuned.replace('missing"', 'missing", epochs = 3')
+    with pytest.raises(UsageError, match="epochs is set twice"):
+        run(write(arms=arms, measures=twice), corpus, tmp_path / "out", data=tmp_path)
     with pytest.raises(UsageError, match="pre-trains on text"):
         run(write(), [], tmp_path / "out")
     assert not (tmp_path / "out").exists()

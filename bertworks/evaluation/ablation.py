@@ -22,7 +22,7 @@ from bertworks.checkpoints.model_card import render_table
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
 from bertworks.errors import BertworksError, UsageError, as_path, expect, names_of
-from bertworks.evaluation.measures import MEASURES, Arm
+from bertworks.evaluation.measures import MEASURES, Arm, finetuning_request
 from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import refuse_nested, write_json, write_text
 from bertworks.io.tables import sources_of
@@ -125,6 +125,8 @@ class Ablation(Settings):
             for kind, names, allowed in (("measure", arm.measures, measures), ("input", self.inputs_of(arm), known)):
                 if unknown := sorted({*names} - {*allowed}):
                     raise UsageError(f"{where} names the {kind} {unknown[0]!r}: there are {', '.join(allowed)}")
+            for measure in (one for one in self.measures_of(arm) if one.kind == "finetuning"):
+                finetuning_request(**{**measure.options, **arm.finetune})  # conflicts are refused before any training
         try:
             self.in_order()
         except CycleError as error:

@@ -24,8 +24,8 @@ from bertworks.evaluation.retrieval import evaluate_pairs
 from bertworks.events import Event, forward_events
 from bertworks.metrics.intervals import Array, RowSums, mean_sums, ratio, resampled
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import task_name
-from bertworks.runs.joint import joint_events, make_joint_request
+from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.joint import JointRequest, joint_events, make_joint_request
 from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
 from bertworks.runs.run_folder import BITS
 from bertworks.text.shards import Shards
@@ -109,16 +109,25 @@ def measure_held_out(
     return Measured(metric.value, np.round(resampled(metric), 8).tolist())
 
 
-def measure_finetuning(arm: Arm, *, data: str | list[str] = "", **options: Any) -> Measuring:
-    """The score on dev of a fine-tuning. options: of `bertworks.finetune`. With several `data` it is a joint
-    fine-tuning, and the first task is measured. There is no comparison with simple methods."""
-    arguments = {"data": data, "model": arm.model, "seed": arm.seed, **options, **arm.finetune}
-    data, folder = arguments.pop("data"), arm.output
-    if isinstance(data, str):
-        events = finetune_events(folder, make_finetune_request(data, **arguments), device=arm.device, compares=False)
+def finetuning_request(data: str | list[str] = "", **options: Any) -> FinetuneRequest | JointRequest:
+    """options: of `bertworks.finetune`. Several `data` are those of a joint fine-tuning.
+
+    Raises:
+        UsageError: options that are set twice, or that do not fit together.
+    """
+    return make_finetune_request(data, **options) if isinstance(data, str) else make_joint_request(data, **options)
+
+
+def measure_finetuning(arm: Arm, **options: Any) -> Measuring:
+    """The score on dev of a fine-tuning, see `finetuning_request`. Of a joint one, the first task is measured. There
+    is no comparison with simple methods."""
+    request = finetuning_request(**{"model": arm.model, "seed": arm.seed, **options, **arm.finetune})
+    folder = arm.output
+    if isinstance(request, FinetuneRequest):
+        events = finetune_events(folder, request, device=arm.device, compares=False)
     else:
-        events = joint_events(folder, make_joint_request(data, **arguments), device=arm.device, compares=False)
-        folder = folder / TASKS / task_name(data[0])
+        events = joint_events(folder, request, device=arm.device, compares=False)
+        folder = folder / TASKS / next(iter(request.tasks))
     yield from forward_events(events)
     result = read_json(folder / "result.json")
     return Measured(result["score"], result["resamples"])
