@@ -117,14 +117,17 @@ def main() -> None:
     options = parser.parse_args()
     skip_without(options.data / TEXT)
     wanted = [one for one in COMPARISONS if not options.only or one.name in options.only]
+    failed = list[str]()
     if not options.show:
         with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.workers) as pool:
             folder = Path(scratch) if options.quick else WORK
             known = {} if options.quick else read_store()
             missing = [one for one in wanted if not known.get(one.name, {}).get("complete")]
-            list(pool.map(lambda one: run(one, folder, options), missing))
+            failed = [why for why in pool.map(lambda one: run(one, folder, options), missing) if why]
     if not options.quick:
         write_between(PAGE, "ablations", tables())
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 def read_store() -> dict[str, dict[str, Any]]:
@@ -132,8 +135,8 @@ def read_store() -> dict[str, dict[str, Any]]:
     return known
 
 
-def run(one: Comparison, folder: Path, options: argparse.Namespace) -> None:
-    """Run a comparison, and keep its table."""
+def run(one: Comparison, folder: Path, options: argparse.Namespace) -> str:
+    """Run a comparison, and keep its table. Returns where to see why it failed; "": it did not."""
     shown, output = ["bertworks", "evaluate", "ablation", one.name], folder / one.name
     words = [str(Path(sys.executable).with_name("bertworks")), *shown[1:]]
     for option, make in ((), one.text), (("--data",), one.data):
@@ -150,8 +153,7 @@ def run(one: Comparison, folder: Path, options: argparse.Namespace) -> None:
         done = subprocess.run([*words, "-o", str(output), *quick], env=environment, stdout=log, stderr=log)
     if not options.quick and (output / "table.md").exists():
         keep(one.name, " ".join([*shown, *more]), (output / "table.md").read_text(), complete=not done.returncode)
-    if done.returncode:
-        raise SystemExit(f"failed: see {folder}/{one.name}.log")
+    return f"failed: see {folder}/{one.name}.log" if done.returncode else ""
 
 
 def keep(name: str, command: str, table: str, *, complete: bool) -> None:

@@ -1,15 +1,19 @@
-"""What bulk work costs: two workers against one, the overhead of an engine, the memory of the command.
+"""What bulk work costs: two workers against one, the overhead of an engine, the memory of the command, many workers.
 
-    python benchmarks/bulk.py [--rounds 3] [--rows 20000] [--seconds 10] [--engines local ray] [--most 1000000]
+    python benchmarks/bulk.py [--rounds 3] [--rows 16384] [--megabytes 17] [--seconds 10] [--engines local ray]
+                              [--most 10000000]
 
-All measurements are in turns on the same machine, which should do nothing else.
+All measurements are in turns on the same machine, which should do nothing else. Each is printed as soon as it is there.
 
     two workers   `prepare` and `embed` with --on local --threads 1, with one worker and with two: medians, their ratio
     overhead      portions that sleep: the time beyond portions x seconds / workers, as a fraction of it; two workers
     memory        the peak of the resident memory of the command, without its workers, by the number of rows
+    64 workers    `simulate_cluster.py` with the measured seconds of portions of `embed`, and those of the command for
+                  each portion; its error for portions that sleep, with 2 and 4 real workers
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -24,9 +28,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from provenance import HERE, provenance, publish
+
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 WORDS = "the film was a story of men and dogs in this town with some music that they heard last night".split()
+ROWS = 2048  # of a portion
 
 
 def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[int, bytes]]]:
@@ -40,7 +46,7 @@ def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[i
     return {}, make
 
 
-def sleep_in_portions(engine: str, portions: int, seconds: float, rows: int, workers: int = 2) -> tuple[float, float]:
+def sleep_in_portions(engine: str, portions: int, seconds: float, workers: int = 2) -> tuple[float, float]:
     """Seconds of a job of portions that sleep: until the first portion begins, and from then to the end."""
     from bertworks.inference.predict import results_in
     from bertworks.io.portions import Portions
@@ -48,7 +54,7 @@ def sleep_in_portions(engine: str, portions: int, seconds: float, rows: int, wor
 
     def inputs() -> Iterator[list[str]]:
         for number in range(portions):
-            yield [f"{' '.join(WORDS)} {number} {row}" for row in range(rows)]
+            yield [f"{' '.join(WORDS)} {number} {row}" for row in range(ROWS)]
 
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
@@ -62,70 +68,132 @@ def sleep_in_portions(engine: str, portions: int, seconds: float, rows: int, wor
 
 def overhead(engine: str, seconds: float, portions: int = 8) -> dict[str, float]:
     """The seconds before the first portion are reported apart."""
-    (start, wall), ideal = sleep_in_portions(engine, portions, seconds, 2048), portions * seconds / 2
+    (start, wall), ideal = sleep_in_portions(engine, portions, seconds), portions * seconds / 2
     return {"start": start, "wall": wall, "ideal": ideal, "overhead": wall / ideal - 1}
 
 
-def memory(rows: int) -> float:
-    """MB of a new process that has that many rows sent to two workers."""
+def memory(rows: int) -> dict[str, float]:
+    """MB and seconds for each portion of a new process that has that many rows sent to two workers."""
     command = [sys.executable, __file__, "--child", str(rows)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return dict(zip(("megabytes", "seconds_per_portion"), found))
 
 
-def two_workers(rounds: int, rows: int) -> dict[str, dict[str, float]]:
-    draw, times = random.Random(0), dict[str, list[float]]()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "corpus").mkdir()
-        lines = [" ".join(draw.choices(WORDS, k=draw.randint(5, 30))) + f" {n}.\n" for n in range(rows)]
-        (folder / "rows.txt").write_text("".join(lines))
-        for number in range(4):  # 17 MB each: a portion each
-            text = "".join(f"{line}\n" if n % 8 == 0 else line for n, line in enumerate(lines))
-            (folder / "corpus" / f"{number}.txt").write_text((text * (1 + (17 << 20) // len(text)))[: 17 << 20])
-        bertworks(folder, "vocab", "rows.txt", "-o", "words", "--size", "2000")
-        commands = {
-            "prepare": ("prepare", "corpus", "--tokenizer", "words", "-o", "out"),
-            "embed": ("embed", "minilm", "rows.txt", "-o", "out.npy", "--precision", "fp32"),
-        }
+def child(rows: int) -> None:
+    portions = -(-rows // ROWS)
+    _, seconds = sleep_in_portions("local", portions, 0.0)
+    print([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, seconds / portions])
+
+
+def write_data(folder: Path, rows: int, megabytes: int) -> None:
+    """Rows, a vocabulary, and a corpus of four files, which are a portion each."""
+    draw = random.Random(0)
+    (folder / "corpus").mkdir()
+    lines = [" ".join(draw.choices(WORDS, k=draw.randint(5, 30))) + f" {n}.\n" for n in range(rows)]
+    (folder / "rows.txt").write_text("".join(lines))
+    text, size = "".join(f"{line}\n" if n % 8 == 0 else line for n, line in enumerate(lines)), megabytes << 20
+    for number in range(4):
+        (folder / "corpus" / f"{number}.txt").write_text((text * (1 + size // len(text)))[:size])
+    run(folder, "vocab", "rows.txt", "-o", "words", "--size", "2000")
+
+
+def two_workers(folder: Path, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The seconds of each command; those of the portions of `embed` with one worker."""
+    commands = {
+        "prepare": ("prepare", "corpus", "--tokenizer", "words", "-o", "out"),
+        "embed": ("embed", "minilm", "rows.txt", "-o", "out.npy", "--precision", "fp32"),
+    }
+    for name, words in commands.items():
+        times, portions = {1: list[float](), 2: list[float]()}, list[float]()
         for _ in range(rounds):
-            for command, words in commands.items():
-                for workers in (1, 2):
-                    begin = time.perf_counter()
-                    bertworks(folder, *words, "--on", "local", "--workers", str(workers), "--threads", "1")
-                    times.setdefault(f"{command} {workers}", []).append(time.perf_counter() - begin)
-                    shutil.rmtree(folder / "out", ignore_errors=True)
-                    (folder / "out.npy").unlink(missing_ok=True)
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    both = {name: (medians[f"{name} 1"], medians[f"{name} 2"]) for name in commands}
-    return {name: {"one": one, "two": two, "ratio": one / two} for name, (one, two) in both.items()}
+            for workers, row in times.items():
+                begin = time.perf_counter()
+                made = run(folder, *words, "--on", "local", "--workers", str(workers), "--threads", "1")
+                row.append(time.perf_counter() - begin)
+                portions += [after - before for before, after in itertools.pairwise(made)] if workers == 1 else []
+                shutil.rmtree(folder / "out", ignore_errors=True)
+                (folder / "out.npy").unlink(missing_ok=True)
+        one, two = (statistics.median(row) for row in times.values())
+        yield name, {"one": one, "two": two, "ratio": one / two, "seconds": times, "portions": portions}
 
 
-def bertworks(folder: Path, *words: str) -> None:
+def run(folder: Path, *words: str) -> list[float]:
+    """Runs a command. Returns when each of its portions was there, in seconds."""
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "bertworks.cli.main", *words]
-    subprocess.run(command, check=True, cwd=folder, env=environment, capture_output=True)
+    command, there = [sys.executable, "-m", "bertworks.cli.main", *words], dict[str, float]()
+    with (folder / "log").open("w+") as log:
+        with subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log) as process:
+            while process.poll() is None:
+                for file in folder.glob("out*.parts/[0-9]*"):
+                    there.setdefault(file.name, time.perf_counter())
+                time.sleep(0.02)
+        if process.returncode:
+            raise SystemExit(f"failed: {' '.join(words)}\n{(folder / 'log').read_text()}")
+    return sorted(there.values())
+
+
+def simulated(portions: list[float], dispatch: float) -> dict[str, Any]:
+    from simulate_cluster import Cluster, check, used
+
+    draw = random.Random(0)
+    times = [draw.choice(portions) for _ in range(6400)]
+    cluster = Cluster(workers=64, dispatch=dispatch, failures=1.0)
+    return {"workers": 64, "used": used(times, cluster), "portion": statistics.mean(portions), "check": check(2.0, 24)}
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    for engine in arguments.engines:
+        yield f"overhead of {engine}", overhead(engine, arguments.seconds)
+    found = {}
+    for rows in (10_000, arguments.most):
+        yield f"memory of {rows:,} rows", (found := memory(rows))
+    portions = list[float]()
+    with tempfile.TemporaryDirectory() as name:
+        write_data(Path(name), arguments.rows, arguments.megabytes)
+        for command, result in two_workers(Path(name), arguments.rounds):
+            yield f"two workers, {command}", result
+            portions = result["portions"]
+    yield "simulation", simulated(portions, found["seconds_per_portion"])
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    lines = ["| what | result | wanted |", "|---|---|---|"]
+    for name, result in results.items():
+        if "ratio" in result:
+            shown, wanted = f"{result['one']:.1f} s, {result['two']:.1f} s: {result['ratio']:.2f} times as fast", "1.85"
+        elif "overhead" in result:
+            shown, wanted = f"{100 * result['overhead']:.1f} %, {result['start']:.1f} s to start", "5 %, 15 s"
+        elif "megabytes" in result:
+            shown, wanted = f"{result['megabytes']:,.0f} MB", "flat"
+        else:
+            shown = f"{100 * result['used']:.1f} % of {result['workers']} workers used; error " + ", ".join(
+                f"{100 * one['difference']:+.1f} % at {one['workers']}" for one in result["check"]
+            )
+            wanted = "90 %; 5 %"
+        lines.append(f"| {name} | {shown} | {wanted} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=20_000, help="of embed; 0: do not measure two workers")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a portion")
+    parser.add_argument("--rows", type=int, default=8 * ROWS, help="of embed")
+    parser.add_argument("--megabytes", type=int, default=17, help="of each of prepare's four files; 17: a portion each")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of a portion that sleeps")
     parser.add_argument("--engines", nargs="*", default=["local", "ray"])
-    parser.add_argument("--most", type=int, default=1_000_000, help="rows, for the memory; 0: do not measure it")
+    parser.add_argument("--most", type=int, default=10_000_000, help="rows, for the memory")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        sleep_in_portions("local", -(-arguments.child // 2048), 0.0, 2048)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        child(arguments.child)
         return
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # for the workers of Ray
-    results: dict[str, Any] = {engine: overhead(engine, arguments.seconds) for engine in arguments.engines}
-    if arguments.most:
-        results["memory"] = {rows: memory(rows) for rows in (10_000, arguments.most)}
-    if arguments.rows:
-        results |= two_workers(arguments.rounds, arguments.rows)
-    print(json.dumps(results, indent=2))
+    results: dict[str, dict[str, Any]] = {}
+    for name, result in measure(arguments):
+        results[name] = result
+        print(table({name: result}).splitlines()[-1], flush=True)
+    packages = ["torch", *(["ray"] if "ray" in arguments.engines else [])]
+    publish("bulk", provenance(packages) | results, table(results))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def check(seconds: float, portions: int) -> list[dict[str, float]]:
 
     found = []
     for workers in (2, 4):
-        _, real = sleep_in_portions("local", portions, seconds, 2048, workers)
+        _, real = sleep_in_portions("local", portions, seconds, workers)
         cluster = Cluster(workers=workers, latency=0.0, dispatch=0.0)
         simulated = simulate([seconds] * portions, cluster)
         found.append({"workers": workers, "real": real, "simulated": simulated, "difference": simulated / real - 1})

@@ -142,6 +142,10 @@ def test_an_interrupted_ablation_resumes_to_the_same_figures(write: Write, corpu
     assert figures(tmp_path / "out")[:2] == figures(tmp_path / "whole")
     with pytest.raises(UsageError, match="factor"):
         run(name, [corpus], tmp_path / "out", scale=0.5)
+    with pytest.raises(UsageError) as error:
+        run(write(HEAD.replace("size = 300", "size = 310")), [corpus], tmp_path / "out")
+    assert error.value.args[0].endswith("settings:\n  ablation: 'size = 300' there, 'size = 310' now")
+    write()
     run(name, [corpus], tmp_path / "out", seeds=1, scale=0.5, overwrite=True)
     assert not (tmp_path / "out/arms/one/seed-1").exists()
     assert load_recipe(str(tmp_path / "out/arms/two/seed-0/model/recipe.toml")).train.num_steps == 10

@@ -41,7 +41,9 @@ _JOBS = {  # groups of commands, in the order of the help
     "This machine": "slurm doctor demo",
 }
 _MODEL_FIRST = "predict fill generate score explain embed evaluate serve export convert push".split()
-_RESUMED = {"pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue"}  # if they are repeated
+_RESUMED = {  # if they are repeated
+    "pretrain", "finetune", "prepare", "predict", "embed", "index", "demo", "glue", "ablation", "mlm", "--on", "--part",
+}  # fmt: skip
 
 
 def make_app() -> App:
@@ -208,7 +210,8 @@ def _how_to_go_on(words: list[str]) -> str:
     """The message after Ctrl-C or SIGTERM, with the command that goes on where what was done is kept. Without
     --overwrite, with which it would start again."""
     has_output = not {"-o", "--output", "demo"}.isdisjoint(word.partition("=")[0] for word in words)
-    if not has_output or _RESUMED.isdisjoint(words[:2]) or not {STDIN, "--estimate"}.isdisjoint(words):
+    options = (word.partition("=")[0] for word in words if word.startswith("--"))
+    if not has_output or _RESUMED.isdisjoint((*words[:2], *options)) or not {STDIN, "--estimate"}.isdisjoint(words):
         return "interrupted; nothing was saved" if has_output else "interrupted"
     command = " ".join(quoted(word) for word in words if word != "--overwrite")
     return f"interrupted; what was done is saved. The same command goes on:\n  bertworks {command}"

@@ -12,6 +12,7 @@ import platform
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,9 +49,10 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
             return False
         old = _read_request(path)
         differing = [
-            f"\n  {name}: {_show_value(name, old.get(name))} there, {_show_value(name, value)} now"
-            for name, value in now.items()
-            if old.get(name) != value
+            f"\n  {name}: {_show_value(name, there)} there, {_show_value(name, here)} now"
+            for name in now
+            for there, here in [_first_difference(old.get(name), now[name])]
+            if there != here
         ]
         what = f"the folder holds a run with other settings:{''.join(differing)}"
         hint = "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run"
@@ -100,6 +102,14 @@ def _read_request(path: Path) -> dict[str, Any]:
         what = "the file is damaged: expected a JSON object with the request of the run"
         hint = "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there"
         raise UsageError(what, where=str(path), hint=hint) from None
+
+
+def _first_difference(old: Any, new: Any) -> tuple[Any, Any]:
+    """Two values; of texts with several lines, the first ones that differ."""
+    if isinstance(old, str) and isinstance(new, str) and "\n" in old:
+        pairs = zip_longest(old.splitlines(), new.splitlines(), fillvalue="")
+        return next(((there, here) for there, here in pairs if there != here), (old, new))
+    return old, new
 
 
 def _show_value(name: str, value: Any) -> str:
