@@ -1,6 +1,6 @@
 """What bulk work costs: two workers against one, the overhead of an engine, the memory of the command, many workers.
 
-    python benchmarks/bulk.py [--rounds 3] [--rows 16384] [--megabytes 17] [--seconds 10] [--engines local ray]
+    python benchmarks/bulk.py [--rounds 3] [--rows 8192] [--megabytes 100] [--seconds 10] [--engines local ray]
                               [--most 10000000]
 
 All measurements are in turns on the same machine, which should do nothing else. Each is printed as soon as it is there.
@@ -177,8 +177,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=8 * ROWS, help="of embed")
-    parser.add_argument("--megabytes", type=int, default=17, help="of each of prepare's four files; 17: a portion each")
+    parser.add_argument("--rows", type=int, default=4 * ROWS, help="of embed")
+    parser.add_argument("--megabytes", type=int, default=100, help="of each of the four files of prepare")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a portion that sleeps")
     parser.add_argument("--engines", nargs="*", default=["local", "ray"])
     parser.add_argument("--most", type=int, default=10_000_000, help="rows, for the memory")

@@ -15,6 +15,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fine import write_reviews
 from tiny import write_corpus, write_recipe
 
 import bertworks
@@ -175,6 +176,35 @@ def test_a_run_resumes_from_its_remote_checkpoint(
     assert remote_digests(memory, "b/m")["model.safetensors"] == there["model.safetensors"]
 
 
+def test_a_run_of_two_seeds_resumes_elsewhere_with_the_second_one(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, model: Path
+):
+    data = write_reviews(tmp_path / "a.csv", 60)
+    words = ["finetune", data, "--model", model, "--method", "full", "--validation", "split", "--seeds", "2"]
+    words += ["--epochs", "4", "--set", "save_every=2", "-o"]
+    run(*words, tmp_path / "m")
+    save, saved = training_run.save_checkpoint, list[str]()
+
+    def stop(folder: Path, step: int, *rest: Any, **options: Any) -> Path:
+        path = save(folder, step, *rest, **options)
+        saved.append(folder.parent.name)
+        if saved.count("seed-1") == 2:
+            raise KeyboardInterrupt
+        return path
+
+    monkeypatch.setattr(training_run, "save_checkpoint", stop)
+    assert main([*map(str, words), "memory://b/m"]) == 130
+    monkeypatch.setenv("BERTWORKS_CACHE", str(tmp_path / "another-machine"))
+    saved.clear()
+    capsys.readouterr()
+    run(*words, "memory://b/m")
+    assert "resuming after step 4 of" in capsys.readouterr().err
+    assert set(saved) == {"seed-1"}
+    there, here = remote_digests(memory, "b/m"), digests(tmp_path / "m")
+    weights = [f"{folder}model.safetensors" for folder in ("", "seed-0/", "seed-1/")]
+    assert [there[name] for name in weights] == [here[name] for name in weights]
+
+
 def checkpoint(folder: Path, step: int, content: str) -> None:
     path = folder / "checkpoints" / f"step-{step:08}"
     path.mkdir(parents=True)
@@ -201,6 +231,27 @@ def test_the_newest_complete_checkpoint_wins(memory: Any, tmp_path: Path, here: 
     with pytest.raises(KeyboardInterrupt):
         interrupted(lambda folder: found.append((folder / newest).read_text()))
     assert found == [resumed]
+
+
+def test_trainings_of_a_run_are_uploaded_when_they_are_finished(memory: Any, tmp_path: Path):
+    """A killed run of several seeds, folds or arms continues on another machine: what counts is the number of finished
+    trainings, then the step of the next one."""
+    with suppress(KeyboardInterrupt), published("memory://b/run") as folder:
+        checkpoint(folder / "seed-0", 20, "first")
+        shutil.rmtree(folder / "seed-0/checkpoints")
+        (folder / "seed-0/model.safetensors").write_text("first")
+        (folder / "seed-0/finished.json").write_text("{}")
+        checkpoint(folder / "seed-1", 10, "second")
+        raise KeyboardInterrupt
+    shutil.rmtree(tmp_path / "cache")
+    checkpoint(tmp_path / "cache/work/memory/b/run/seed-0", 20, "first")  # of a machine that has lost its connection
+    with suppress(KeyboardInterrupt), published("memory://b/run") as folder:
+        found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.safetensors")}
+        raise KeyboardInterrupt
+    assert found == {
+        "seed-0/model.safetensors": "first",
+        "seed-1/checkpoints/step-00000010/state.safetensors": "second",
+    }
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -241,6 +292,10 @@ def test_checkpoints_are_uploaded_while_the_run_trains_and_old_ones_go(memory: A
                 shutil.rmtree(folder / "checkpoints")
         time.sleep(0.1)
         assert not memory.exists("/b/run/checkpoints/step-00000001/state.safetensors")
+        (folder / "model.safetensors").write_text("2")
+        shutil.rmtree(folder / "checkpoints")  # as at the end of a run
+        time.sleep(0.1)
+        assert memory.exists("/b/run/checkpoints/step-00000002/checkpoint.json"), "until the run is uploaded"
         assert not memory.exists(f"/b/run/{MANIFEST}")
     assert memory.exists(f"/b/run/{MANIFEST}")
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -32,6 +33,7 @@ MANIFEST, CLAIM = "upload.json", ".upload"
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before an operation that failed is tried again
 BEAT, SILENT = 5.0, 20.0  # seconds between two signs of life of a writer; without one for so long, it is dead
 _MADE = (".safetensors", ".bin", ".json", ".npy", ".onnx", ".toml")  # files of models, shards and indexes
+_COMPLETE = re.compile(r"(?P<run>.*/)?(checkpoints/step-(?P<step>\d+)/checkpoint|finished|figures)\.json")
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), GOOGLE_APPLICATION_CREDENTIALS (gs) or HF_TOKEN (hf)"
 _MISSING, _SPELLING = "there is no such bucket, folder or file", "check the spelling; a bucket must exist before"
 _BUSY, _TAKEN = "another process writes to this URL", "another process has written to this URL meanwhile"
@@ -194,14 +196,15 @@ def fetched(url: str) -> Path:
     return target / store.path / pattern
 
 
-def _newest(names: Iterable[str]) -> int:
-    """The step of the newest complete checkpoint of a run; -1: none."""
-    found = (re.fullmatch(r"checkpoints/step-(\d+)/checkpoint\.json", name) for name in names)
-    return max((int(match[1]) for match in found if match), default=-1)
+def _progress(names: Iterable[str]) -> tuple[int, int]:
+    """How far a run is: how many of the runs in it are finished, and the steps of their newest complete checkpoints."""
+    found = [match for match in map(_COMPLETE.fullmatch, names) if match]
+    steps = {match["run"]: int(match["step"]) + 1 for match in sorted(found, key=itemgetter(0)) if match["step"]}
+    return sum(not match["step"] for match in found), sum(steps.values())
 
 
 class _Upload:
-    """The upload of a working copy. In the block, threads give signs of life and upload new checkpoints.
+    """The upload of a working copy. In the block, threads give signs of life and upload what is complete.
 
     Raises:
         BertworksError: another process writes to the URL, or has done so meanwhile.
@@ -211,7 +214,10 @@ class _Upload:
         self.store, self.local, self.note = store, local, note
         self.state, self.claim, self.over = state, Storage(store.url + CLAIM), Event()
         self.writer = os.urandom(16).hex().encode()
-        self.lost, self.saved = False, -1  # whether another process has taken over; the step of the last snapshot
+        self.lost, self.saved = (
+            False,
+            (0, 0),
+        )  # whether another process has taken over; the progress of the last snapshot
         self.restored = False  # before, the URL may hold newer checkpoints, which a snapshot would delete
         self.sent: dict[str, tuple[int, int]] = {}  # sizes and times of change of uploaded files
         self.threads = [Thread(target=self._repeat, args=(act,), daemon=True) for act in (self._beat, self.snapshot)]
@@ -271,7 +277,7 @@ class _Upload:
     def files(self) -> dict[str, Path]:
         """The files of the working copy, by name. Plans are made again."""
         found = {path.relative_to(self.local).as_posix(): path for path in self.local.rglob("*") if path.is_file()}
-        return {name: path for name, path in sorted(found.items()) if not re.match(r"(.*/)?\.|plans/", name)}
+        return {name: path for name, path in sorted(found.items()) if not re.match(r"(.*/)?(\.|plans/)", name)}
 
     def send(self, files: Mapping[str, Path], *, gone: bool = False) -> None:
         """Uploads the files that have changed."""
@@ -280,18 +286,19 @@ class _Upload:
         self.sent |= states
 
     def snapshot(self) -> None:
-        """Uploads a run if it has a new checkpoint: checkpoint.json is the last file of each."""
+        """Uploads a run if it has a new checkpoint, or another of its trainings is finished. The file that says so
+        is the last one."""
         with suppress(FileNotFoundError):  # deleted by the run meanwhile: the next attempt has newer ones
             files = self.files()
-            if self.lost or not self.restored or (step := _newest(files)) == self.saved:
+            if self.lost or not self.restored or (now := _progress(files)) <= self.saved:
                 return
-            last = {name: path for name, path in files.items() if name.endswith("/checkpoint.json")}
-            old = [name for name in self.store.files() if name.startswith("checkpoints/") and name not in files]
+            last = {name: path for name, path in files.items() if _COMPLETE.fullmatch(name)}
+            old = [name for name in self.store.files() if "checkpoints/" in name and name not in files]
             self.store.delete([MANIFEST])
             self.store.delete(old)  # the last but one is complete until the new one is
             self.send({name: path for name, path in files.items() if name not in last}, gone=True)
             self.send(last, gone=True)
-            self.saved = step
+            self.saved = now
 
     def restore(self, overwrite: bool) -> None:
         """Makes the working copy what the URL holds, unless an interrupted command left a newer one."""
@@ -300,8 +307,8 @@ class _Upload:
             atomic_write.refuse_replacing(self.store.url, overwrite)
         if overwrite or self.local.is_file():
             remove(self.local)
-        self.saved = -1 if overwrite else _newest(files)
-        if not overwrite and ((manifest := self.store.manifest()) or self.saved > _newest(self.files())):
+        self.saved = (0, 0) if overwrite else _progress(files)
+        if not overwrite and ((manifest := self.store.manifest()) or self.saved > _progress(self.files())):
             with atomic_write.replacing_folder(self.local) as temporary:
                 self.store.fill(temporary, manifest or files)
         self.restored = True
