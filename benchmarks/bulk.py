@@ -1,6 +1,6 @@
 """What bulk work costs: two workers against one, the overhead of an engine, the memory of the command, many workers.
 
-    python benchmarks/bulk.py [--rounds 3] [--rows 8192] [--megabytes 100] [--seconds 10] [--engines local ray]
+    python benchmarks/bulk.py [--rounds 3] [--rows 8192] [--megabytes 32] [--seconds 10] [--engines local ray]
                               [--most 10000000]
 
 All measurements are in turns on the same machine, which should do nothing else. Each is printed as soon as it is there.
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from materials import documents
 from provenance import HERE, provenance, publish
 
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -86,15 +87,17 @@ def child(rows: int) -> None:
 
 
 def write_data(folder: Path, rows: int, megabytes: int) -> None:
-    """Rows, a vocabulary, and a corpus of four files, which are a portion each."""
+    """Rows, a vocabulary, and a corpus of four files, which are a portion each: real texts, repeated."""
     draw = random.Random(0)
     (folder / "corpus").mkdir()
     lines = [" ".join(draw.choices(WORDS, k=draw.randint(5, 30))) + f" {n}.\n" for n in range(rows)]
     (folder / "rows.txt").write_text("".join(lines))
-    text, size = "".join(f"{line}\n" if n % 8 == 0 else line for n, line in enumerate(lines)), megabytes << 20
+    texts = itertools.cycle(list(documents()))
     for number in range(4):
-        (folder / "corpus" / f"{number}.txt").write_text((text * (1 + size // len(text)))[:size])
-    run(folder, "vocab", "rows.txt", "-o", "words", "--size", "2000")
+        with (folder / "corpus" / f"{number}.jsonl").open("w") as file:
+            while file.tell() < megabytes << 20:
+                file.write(json.dumps({"text": next(texts)}, ensure_ascii=False) + "\n")
+    run(folder, "vocab", "corpus", "-o", "words", "--size", "30000")
 
 
 def two_workers(folder: Path, rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -178,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=4 * ROWS, help="of embed")
-    parser.add_argument("--megabytes", type=int, default=100, help="of each of the four files of prepare")
+    parser.add_argument("--megabytes", type=int, default=32, help="of each of the four files of prepare")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a portion that sleeps")
     parser.add_argument("--engines", nargs="*", default=["local", "ray"])
     parser.add_argument("--most", type=int, default=10_000_000, help="rows, for the memory")

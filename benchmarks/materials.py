@@ -32,7 +32,7 @@ class Lengths:
 def real_texts(count: int, lengths_of: Lengths) -> list[str]:
     """Runs of whole sentences, of English Wikipedia or else of what comes with Python; about 61 tokens on average, none
     longer than LONGEST. The same ones every time; beyond them they are repeated."""
-    runs = _runs(_documents())
+    runs = _runs(documents())
     found: list[str] = []
     while len(found) < count and (part := list(islice(runs, _AT_ONCE))):
         found += [text for text, length in zip(part, lengths_of(part), strict=True) if length <= LONGEST]
@@ -43,7 +43,7 @@ def queries(count: int, lengths_of: Lengths) -> list[str]:
     """Sentences of QUERY tokens."""
     from bertworks.text.segmentation import split_sentences
 
-    sentences = (sentence for document in _documents() for sentence in split_sentences(document))
+    sentences = (sentence for document in documents() for sentence in split_sentences(document))
     found: list[str] = []
     while len(found) < count and (part := list(islice(sentences, _AT_ONCE))):
         found += [text for text, length in zip(part, lengths_of(part), strict=True) if length == QUERY]
@@ -59,7 +59,7 @@ def labelled_texts(count: int, lengths_of: Lengths) -> list[str]:
     return [str(row.values["sentence"]) for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)]
 
 
-def _documents() -> Iterator[str]:
+def documents() -> Iterator[str]:
     from bertworks.text.corpus import CorpusReader
 
     if DATA is None:
