@@ -1,6 +1,6 @@
 """How fast members of the family learn: our training step and that of transformers' own class, on the CPU.
 
-    python benchmarks/members.py [--members bert roberta albert electra gpt gpt2] [--rounds 3] [--threads N] [--quick]
+    python benchmarks/members.py [--members bert xlm ...] [--rounds 3] [--threads N] [--quick]
 
 Every member has BERT-small's shape (4 layers, hidden size 512, 8 heads, 30,522 tokens) and its own objective, on the
 same random tokens, 64 x 128. A step is forward, backward, clipping at 1.0 and fused AdamW, dropout as in the member's
@@ -8,7 +8,7 @@ preset. transformers runs in fp32 and under bf16 autocast with its default atten
 ELECTRA's two networks together: there, as in the paper, a masked LM of a quarter of the size makes the tokens that the
 discriminator reads, both share their tables, and the losses are added. Every figure is that of a process of its own;
 the variants take turns. Of transformers, whose steps are long, each process times the second step, and only the faster
-precision has more than one round. The table goes to docs/concepts/performance.md.
+precision has more than one round. The table in docs/concepts/performance.md keeps the rows of other members.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pretraining import BATCHES, Case, make_examples, padded, time_steps
-from provenance import process, provenance, publish
+from provenance import HERE, process, provenance, publish
 
 CASE = Case("64 x 128", "small", 64, 128)
 MEMBERS = {  # by name: preset, class of transformers, objectives with their weights
@@ -30,9 +30,12 @@ MEMBERS = {  # by name: preset, class of transformers, objectives with their wei
     "roberta": ("roberta-base", "RobertaForMaskedLM", {"masked_lm": 1.0}),
     "albert": ("albert-base", "AlbertForPreTraining", {"masked_lm": 1.0, "sentence_order": 1.0}),
     "electra": ("electra-small", "ElectraForPreTraining", {"masked_lm": 1.0, "replaced_token": 50.0}),
+    "distilbert": ("distilbert-base", "DistilBertForMaskedLM", {"masked_lm": 1.0}),
+    "xlm": ("xlm-en", "XLMWithLMHeadModel", {"masked_lm": 1.0}),
     "gpt": ("gpt", "OpenAIGPTLMHeadModel", {"causal_lm": 1.0}),
     "gpt2": ("gpt2", "GPT2LMHeadModel", {"causal_lm": 1.0}),
 }
+STORE = HERE / "results" / "members.json"
 VARIANTS = "bertworks", "transformers, fp32", "transformers, bf16"
 
 
@@ -60,24 +63,35 @@ def main() -> None:
             found = process(__file__, words + ["--quick"] * a.quick, a.threads)
             speeds[member, variant].append(found["tokens_per_second"])
             print(f"{member:8} {variant:20} {found['tokens_per_second']:9,.0f} tokens/s", file=sys.stderr, flush=True)
-    shown = table(about, a.threads, a.members, speeds)
-    if not a.quick:
-        rows = [{"member": m, "variant": v, "tokens_per_second": found} for (m, v), found in speeds.items()]
-        publish("members", {**about, "threads": a.threads, "rows": rows}, shown)
+    run = {**about, "threads": a.threads, "speeds": {m: {v: speeds[m, v] for v in VARIANTS} for m in a.members}}
+    if a.quick:
+        print(table([run]))
+        return
+    kept = [without(old, a.members) for old in json.loads(STORE.read_text())["runs"]]
+    runs = [*(old for old in kept if old["speeds"]), run]
+    shown = table(runs)
+    publish("members", {"runs": runs}, shown)
     print(shown)
 
 
-def table(about: dict[str, Any], threads: int, members: list[str], speeds: dict[tuple[str, str], list[float]]) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    lines = [
-        f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {about['cpu']}, {threads} threads, "
-        f"load {about['load_average'][0]}; {versions}.",
-        "",
+def without(run: dict[str, Any], members: list[str]) -> dict[str, Any]:
+    return {**run, "speeds": {member: found for member, found in run["speeds"].items() if member not in members}}
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    lines = []
+    for run in runs:
+        versions = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+        lines.append(
+            f"{', '.join(run['speeds'])}: `{run['command']}` at {run['commit']}, {run['time'][:10]}; {run['cpu']}, "
+            f"{run['threads']} threads, load {run['load_average'][0]}; {versions}.\n"
+        )
+    lines += [
         "| tokens/s | bertworks | transformers, fp32 | transformers, bf16 | than the faster one (rounds) |",
         "|---|---|---|---|---|",
     ]
-    for member in members:
-        ours, *theirs = (speeds[member, variant] for variant in VARIANTS)
+    for member, speeds in ((member, found[member]) for run in runs for found in [run["speeds"]] for member in found):
+        ours, *theirs = (speeds[variant] for variant in VARIANTS)
         faster = max(theirs, key=statistics.median)
         ratios = [x / y for x, y in zip(ours, faster, strict=True)]
         cells = [f"{statistics.median(found):,.0f}" for found in (ours, *theirs)]
