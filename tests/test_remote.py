@@ -254,6 +254,19 @@ def test_trainings_of_a_run_are_uploaded_when_they_are_finished(memory: Any, tmp
     }
 
 
+def test_a_run_that_replaces_another_leaves_nothing_of_it(memory: Any, tmp_path: Path):
+    """Otherwise the next machine would take the finished trainings of the other run for its own."""
+    with published("memory://b/run") as folder:
+        for seed in (0, 1):
+            checkpoint(folder / f"seed-{seed}", 20, "old")
+            (folder / f"seed-{seed}/finished.json").write_text("{}")
+    with suppress(KeyboardInterrupt), published("memory://b/run", overwrite=True) as folder:
+        checkpoint(folder / "seed-0", 10, "new")
+        raise KeyboardInterrupt
+    names = {"checkpoint.json", "state.safetensors"}
+    assert set(remote_digests(memory, "b/run")) == {f"seed-0/checkpoints/step-00000010/{name}" for name in names}
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_download_of_a_newer_checkpoint_leaves_it_there(memory: Any, tmp_path: Path, monkeypatch: Any, fails: bool):
     """It takes longer than the time between two uploads, or fails."""

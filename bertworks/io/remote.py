@@ -214,10 +214,8 @@ class _Upload:
         self.store, self.local, self.note = store, local, note
         self.state, self.claim, self.over = state, Storage(store.url + CLAIM), Event()
         self.writer = os.urandom(16).hex().encode()
-        self.lost, self.saved = (
-            False,
-            (0, 0),
-        )  # whether another process has taken over; the progress of the last snapshot
+        self.lost = False  # whether another process has taken over
+        self.saved = (0, 0)  # the progress of the last snapshot
         self.restored = False  # before, the URL may hold newer checkpoints, which a snapshot would delete
         self.sent: dict[str, tuple[int, int]] = {}  # sizes and times of change of uploaded files
         self.threads = [Thread(target=self._repeat, args=(act,), daemon=True) for act in (self._beat, self.snapshot)]
@@ -293,7 +291,7 @@ class _Upload:
             if self.lost or not self.restored or (now := _progress(files)) <= self.saved:
                 return
             last = {name: path for name, path in files.items() if _COMPLETE.fullmatch(name)}
-            old = [name for name in self.store.files() if "checkpoints/" in name and name not in files]
+            old = [name for name in self.store.files() if name not in files]
             self.store.delete([MANIFEST])
             self.store.delete(old)  # the last but one is complete until the new one is
             self.send({name: path for name, path in files.items() if name not in last}, gone=True)
