@@ -218,3 +218,11 @@ def test_real_english_is_fine(data_folder: Path, tmp_path: Path) -> None:
     assert [warning for warning in report.warnings if "are few for a vocabulary" not in warning] == []
     assert 1 < report.tokens_per_word < 1.4
     assert report.unknown_share < 0.002
+
+
+def test_rows_are_equal_if_and_only_if_their_hashes_are():
+    rows = [[1, 2], [2, 1], [1, 2], [1], [], [0], [0, 0], [1, 2, 0], []]
+    values = np.array([value for row in rows for value in row], np.uint16)
+    hashes = corpus_report_module._hash_rows(values, np.cumsum([0, *map(len, rows)])).tolist()
+    for a, one in zip(rows, hashes):
+        assert [b == a for b in rows] == [other == one for other in hashes]
