@@ -1,11 +1,12 @@
 """What bulk work costs: two workers against one, the overhead of an engine, the memory of the command, many workers.
 
-    python benchmarks/bulk.py [--rounds 3] [--rows 8192] [--megabytes 32] [--seconds 10] [--engines local ray]
+    python benchmarks/bulk.py [--rounds 3] [--rows 16384] [--megabytes 64] [--seconds 10] [--engines local ray]
                               [--most 10000000]
 
 All measurements are in turns on the same machine, which should do nothing else. Each is printed as soon as it is there.
 
-    two workers   `prepare` and `embed` with --on local --threads 1, with one worker and with two: medians, their ratio
+    two workers   `prepare` and `embed` with --on local --threads 1, with one worker and with two: medians, their ratio;
+                  and the ratio that the machine allows: two commands with one worker each, at the same time
     overhead      portions that sleep: the time beyond portions x seconds / workers, as a fraction of it; two workers
     memory        the peak of the resident memory of the command, without its workers, by the number of rows
     64 workers    `simulate_cluster.py` with the measured seconds of portions of `embed`, and those of the command for
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +108,32 @@ def two_workers(folder: Path, rounds: int) -> Iterator[tuple[str, dict[str, Any]
         "prepare": ("prepare", "corpus", "--tokenizer", "words", "-o", "out"),
         "embed": ("embed", "minilm", "rows.txt", "-o", "out.npy", "--precision", "fp32"),
     }
+    other = folder / "other"
+    other.mkdir()
+    for file in ("corpus", "rows.txt", "words"):
+        (other / file).symlink_to(folder / file)
     for name, words in commands.items():
-        times, portions = {1: list[float](), 2: list[float]()}, list[float]()
+        times, portions, both = {1: list[float](), 2: list[float]()}, list[float](), list[float]()
+
+        def work(place: Path, workers: int = 1, words: tuple[str, ...] = words) -> list[float]:
+            made = run(place, *words, "--on", "local", "--workers", str(workers), "--threads", "1")
+            shutil.rmtree(place / "out", ignore_errors=True)
+            (place / "out.npy").unlink(missing_ok=True)
+            return made
+
         for _ in range(rounds):
             for workers, row in times.items():
                 begin = time.perf_counter()
-                made = run(folder, *words, "--on", "local", "--workers", str(workers), "--threads", "1")
+                made = work(folder, workers)
                 row.append(time.perf_counter() - begin)
                 portions += [after - before for before, after in itertools.pairwise(made)] if workers == 1 else []
-                shutil.rmtree(folder / "out", ignore_errors=True)
-                (folder / "out.npy").unlink(missing_ok=True)
+            begin = time.perf_counter()
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(work, (folder, other)))
+            both.append(time.perf_counter() - begin)
         one, two = (statistics.median(row) for row in times.values())
-        yield name, {"one": one, "two": two, "ratio": one / two, "seconds": times, "portions": portions}
+        result = {"one": one, "two": two, "ratio": one / two, "possible": 2 * one / statistics.median(both)}
+        yield name, result | {"seconds": times, "both": both, "portions": portions}
 
 
 def run(folder: Path, *words: str) -> list[float]:
@@ -164,6 +180,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     for name, result in results.items():
         if "ratio" in result:
             shown, wanted = f"{result['one']:.1f} s, {result['two']:.1f} s: {result['ratio']:.2f} times as fast", "1.85"
+            shown += f" (two commands at the same time: {result['possible']:.2f})"
         elif "overhead" in result:
             shown, wanted = f"{100 * result['overhead']:.1f} %, {result['start']:.1f} s to start", "5 %, 15 s"
         elif "megabytes" in result:
@@ -180,8 +197,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=4 * ROWS, help="of embed")
-    parser.add_argument("--megabytes", type=int, default=32, help="of each of the four files of prepare")
+    parser.add_argument("--rows", type=int, default=8 * ROWS, help="of embed")
+    parser.add_argument("--megabytes", type=int, default=64, help="of each of the four files of prepare")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a portion that sleeps")
     parser.add_argument("--engines", nargs="*", default=["local", "ray"])
     parser.add_argument("--most", type=int, default=10_000_000, help="rows, for the memory")
