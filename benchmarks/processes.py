@@ -1,7 +1,7 @@
 """Training in several processes: steps of BERT-small in one process and in two, with one thread each. The settings take
 turns; the speed is that of all processes together. It needs as many free cores.
 
-    python benchmarks/processes.py [--rounds 3] [--seconds 20] [--processes 2] [--tokens 8192] [--device auto]
+    python benchmarks/processes.py [--rounds 3] [--seconds 60] [--processes 2] [--tokens 32768] [--device auto]
 """
 
 import argparse
@@ -25,7 +25,7 @@ from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
-LENGTH = 128
+LENGTH, MICRO_BATCH = 128, 32  # tokens of a sequence; sequences
 
 
 def work(seconds: float, tokens: int, name: str) -> None:
@@ -38,8 +38,9 @@ def work(seconds: float, tokens: int, name: str) -> None:
         processes.meet(Path())
         torch.manual_seed(0)
         model, c = PretrainingModel(encoder).to(device), OptimizerConfig(learning_rate=1e-4)
-        batch, counted, start = random_batch(recipe, tokens // LENGTH // processes.count, LENGTH).to(device), 0, 0.0
-        steps = train(model, make_optimizer(model, c), lambda _: [batch], c, 10**6, precision=best_precision(device))
+        batch, counted, start = random_batch(recipe, MICRO_BATCH, LENGTH).to(device), 0, 0.0
+        parts = [batch] * (phase.batch_size // MICRO_BATCH // processes.count)
+        steps = train(model, make_optimizer(model, c), lambda _: parts, c, 10**6, precision=best_precision(device))
         done = torch.zeros(1, device=device)
         for step in steps:
             if step.number == 2:
@@ -67,9 +68,9 @@ def measure(processes: int, options: argparse.Namespace) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=8192, help="of a step, all processes together")
+    parser.add_argument("--tokens", type=int, default=256 * LENGTH, help="of a step, all together: the recipe's")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
