@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +22,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError, as_path, url_of
 from bertworks.io import remote
 from bertworks.io.atomic_write import write_text
-from bertworks.io.remote import MANIFEST, Storage, create_once, fetched, published
+from bertworks.io.remote import MANIFEST, Storage, fetched, published
 from bertworks.runs import training_run
 
 ROWS = b"text,label\nThe film is good.,pos\nThe film is bad.,neg\n"
@@ -355,28 +354,13 @@ def test_a_file_that_appears_meanwhile_stays(memory: Any):
     assert memory.cat_file("/b/v.txt") == b"early"
 
 
-@pytest.mark.parametrize("where", ["disk", "memory"])
-def test_the_first_of_many_writers_decides(memory: Any, tmp_path: Path, where: str):
-    target = tmp_path / "p" if where == "disk" else "memory://b/p"
-    won: list[int] = []
-
-    def write(number: int) -> None:
-        (source := tmp_path / f".{number}").write_text(str(number))
-        if create_once(target, source):
-            won.append(number)
-        assert not source.exists()
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if where == "disk":  # memory:// looks and then writes
-        assert won == [int(as_path(target).read_text())]
-    (tmp_path / "again").write_text(as_path(target).read_text())
-    assert create_once(target, tmp_path / "again")  # the same content is no conflict
-    (tmp_path / "other").write_text("other")
-    assert not create_once(target, tmp_path / "other")
+def test_the_first_writer_decides(memory: Any, tmp_path: Path):
+    (source := tmp_path / "first").write_text("first")
+    (other := tmp_path / "other").write_text("other")
+    assert Storage("memory://b/p").create("", source)
+    assert Storage("memory://b/p").create("", source)  # the same content is no conflict
+    assert not Storage("memory://b/p").create("", other)
+    assert memory.cat_file("/b/p") == b"first"
 
 
 def test_failures_that_pass_are_tried_again(memory: Any, monkeypatch: pytest.MonkeyPatch):

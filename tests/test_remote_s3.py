@@ -27,7 +27,7 @@ import bertworks
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
 from bertworks.io import remote
-from bertworks.io.remote import CLAIM, MANIFEST, create_once, fetched, published
+from bertworks.io.remote import CLAIM, MANIFEST, Storage, fetched, published
 
 Answer = Callable[[dict[str, Any]], int]
 
@@ -170,7 +170,7 @@ def test_a_lost_answer_of_a_create_is_no_conflict(s3: Server, tmp_path: Path):
 
     s3.fails = fails
     (source := tmp_path / "source").write_bytes(b"portion")
-    assert create_once("s3://bucket/p", source)
+    assert Storage("s3://bucket/p").create("", source)
     assert calls == ["put"]
 
 
@@ -179,7 +179,7 @@ def test_one_of_many_writers_wins(s3: Server, tmp_path: Path):
 
     def write(number: int) -> None:
         (source := tmp_path / f"{number}").write_text(str(number))
-        if create_once("s3://bucket/p", source):
+        if Storage("s3://bucket/p").create("", source):
             won.append(number)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]

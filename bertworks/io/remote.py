@@ -2,7 +2,6 @@
 
 - `fetched`: a file, a folder or a glob is copied to a cache, once per version and machine; `errors.as_path` calls it
 - `published`: an output is written to a local working copy, then uploaded; checkpoints are uploaded while a run trains
-- `create_once`: a file of which the first of several writers decides the content
 
 The last object of a folder is upload.json: names, sizes and sha256 of all others. Without it the folder is not finished
 and is not read. URL.upload, next to an output, names the process that writes it, and changes every few seconds.
@@ -10,6 +9,7 @@ and is not read. URL.upload, next to an output, names the process that writes it
 
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -24,7 +24,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from bertworks.errors import SCHEMES, BertworksError, optional_import, require, url_of
+from bertworks.errors import SCHEMES, BertworksError, optional_import, require
 from bertworks.events import no_notes
 from bertworks.io import atomic_write
 from bertworks.io.atomic_write import remove, sha256
@@ -144,25 +144,6 @@ class Storage:
         return True
 
 
-def create_once(target: str | Path, source: Path) -> bool:
-    """Moves a complete file to a path on the same disk, or to a URL, unless another writer was first. The source is
-    gone then. False: there is a file with other content, which stays.
-
-    Raises:
-        BertworksError: the storage refuses it.
-    """
-    try:
-        if url := url_of(target):
-            return Storage(url).create("", source)
-        os.link(source, target)  # unlike a rename, it replaces nothing
-        atomic_write.fsync(Path(target).parent)
-        return True
-    except FileExistsError:
-        return sha256(target) == sha256(source)
-    finally:
-        source.unlink()
-
-
 def fetched(url: str) -> Path:
     """The local copy of a file, of a folder, or of the files of a glob: then the path is a glob, too. A version is
     copied once per machine; processes that need it at the same time wait for the first.
@@ -215,8 +196,8 @@ class _Upload:
         self.state, self.claim, self.over = state, Storage(store.url + CLAIM), Event()
         self.writer = os.urandom(16).hex().encode()
         self.lost = False  # whether another process has taken over
-        self.saved = (0, 0)  # the progress of the last snapshot
-        self.restored = False  # before, the URL may hold newer checkpoints, which a snapshot would delete
+        # The progress of the last snapshot. Before `restore`, the URL may hold newer checkpoints: no snapshot is made.
+        self.saved = (math.inf, 0.0)
         self.sent: dict[str, tuple[int, int]] = {}  # sizes and times of change of uploaded files
         self.threads = [Thread(target=self._repeat, args=(act,), daemon=True) for act in (self._beat, self.snapshot)]
 
@@ -288,7 +269,7 @@ class _Upload:
         is the last one."""
         with suppress(FileNotFoundError):  # deleted by the run meanwhile: the next attempt has newer ones
             files = self.files()
-            if self.lost or not self.restored or (now := _progress(files)) <= self.saved:
+            if self.lost or (now := _progress(files)) <= self.saved:
                 return
             last = {name: path for name, path in files.items() if _COMPLETE.fullmatch(name)}
             old = [name for name in self.store.files() if name not in files]
@@ -305,11 +286,11 @@ class _Upload:
             atomic_write.refuse_replacing(self.store.url, overwrite)
         if overwrite or self.local.is_file():
             remove(self.local)
-        self.saved = (0, 0) if overwrite else _progress(files)
-        if not overwrite and ((manifest := self.store.manifest()) or self.saved > _progress(self.files())):
+        saved = (0, 0) if overwrite else _progress(files)
+        if not overwrite and ((manifest := self.store.manifest()) or saved > _progress(self.files())):
             with atomic_write.replacing_folder(self.local) as temporary:
                 self.store.fill(temporary, manifest or files)
-        self.restored = True
+        self.saved = saved
 
     def finish(self, overwrite: bool) -> None:
         """Uploads the output, and deletes the working copy."""
