@@ -145,7 +145,7 @@ class Portions:
         else:
             job = [str(self.folder), str(Path.cwd()), self._fingerprint, self._maker, self._settings]
             words = {"ended": _ENDED, "hint": _AGAIN, "tries": _TRIES}
-            names = self._engine()("bertworks.io.portions:PortionMaker", job, missing(), **words)
+            names = self._engine()("bertworks.io.portions:portion_maker", job, missing(), **words)
         for made, name in enumerate(names, 1):
             found[int(name.partition("-")[0])] = self.folder / name
             fields = {"stage": stage, "what": "portions", "amount": made}
@@ -168,25 +168,21 @@ class Portions:
         return partial(in_ray, workers=workers, address=address, threads=self._threads, gpus=self._gpus)
 
 
-class PortionMaker:
-    """Makes portions: the work of a process, on any machine.
+def portion_maker(
+    folder: str, working: str, fingerprint: str, maker: str, settings: Sequence[Any]
+) -> Callable[[tuple[int, Any]], str]:
+    """The work of a process, on any machine: the function from the number of a portion and its input to its name.
 
     Raises:
         BertworksError: the folder is not visible here, or this machine or its model would give other results.
     """
-
-    def __init__(self, folder: str, working: str, fingerprint: str, maker: str, settings: Sequence[Any]):
-        job = _read_job(Path(folder))
-        with explain_os_errors(f"not visible on {socket.gethostname()}", working, "start the job in a shared folder"):
-            os.chdir(working)  # paths are as they were typed
-        require(json_sha256(job)[:16] == fingerprint, "the job has changed", folder, "run the same command again")
-        identity, self._compute = resolve_name(maker)(*settings)
-        self._folder, self._fingerprint = Path(folder), fingerprint
-        _refuse_other(job, {"version": __version__, **json.loads(json.dumps(identity))}, Path(folder))
-
-    def __call__(self, task: tuple[int, Any]) -> str:
-        number, value = task
-        return create(self._folder, self._fingerprint, number, *self._compute(value))
+    job = _read_job(Path(folder))
+    with explain_os_errors(f"not visible on {socket.gethostname()}", working, "start the job in a shared folder"):
+        os.chdir(working)  # paths are as they were typed
+    require(json_sha256(job)[:16] == fingerprint, "the job has changed", folder, "run the same command again")
+    identity, compute = resolve_name(maker)(*settings)
+    _refuse_other(job, {"version": __version__, **json.loads(json.dumps(identity))}, Path(folder))
+    return lambda task: create(Path(folder), fingerprint, task[0], *compute(task[1]))
 
 
 def create(folder: Path, fingerprint: str, number: int, count: int, content: bytes | Iterable[bytes]) -> str:
