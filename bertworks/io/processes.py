@@ -29,7 +29,7 @@ from pkgutil import resolve_name
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, expect
 
 _T = TypeVar("_T")
 _READ_AHEAD = 2  # inputs that wait for a worker
@@ -150,13 +150,12 @@ class Bulk:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if sum((self.on is not None, self.part is not None, self.join)) > 1:
-            raise UsageError("--on, --part and --join exclude each other", hint="first each --part, then --join alone")
-        if self.on is not None and not re.fullmatch(r"local|ray|ray://[^/:]+:\d{1,5}", self.on):
-            raise UsageError(f"there is no engine {self.on!r}", hint="--on local, --on ray or --on ray://HEAD:10001")
-        if self.part is not None and not self.numbers:
-            hint = "of 40 parts, --part 0/40 is the first and --part 39/40 the last"
-            raise UsageError(f"--part {self.part}: there is no such part", hint=hint)
+        chosen = (self.on is not None) + (self.part is not None) + self.join
+        expect(chosen <= 1, "--on, --part and --join exclude each other", hint="first each --part, then --join alone")
+        is_engine = self.on is None or re.fullmatch(r"local|ray|ray://[^/:]+:\d{1,5}", self.on)
+        expect(is_engine, f"there is no engine {self.on!r}", hint="--on local, --on ray or --on ray://HEAD:10001")
+        hint = "of 40 parts, --part 0/40 is the first and --part 39/40 the last"
+        expect(self.part is None or self.numbers, f"--part {self.part}: there is no such part", hint=hint)
 
     def __bool__(self) -> bool:
         return self.on is not None or self.part is not None or self.join
@@ -266,12 +265,10 @@ def _feed(
 
 def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", work]
-    environment = (
-        os.environ | environment | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | environment, start_new_session=True
-    )
+    settings = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | environment | settings
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
 
 
 def serve() -> None:
