@@ -25,9 +25,9 @@ _PREFIXED = re.compile(r"(?is)(?P<mark>[BIESLUMW])([-_](?P<type>.+))?")
 _SUFFIXED = re.compile(r"(?is)((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])")
 _AS_IOBES = str.maketrans("LUWM", "ESSI")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
-_START_NAMES, _END_NAMES = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
 _EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields of Label Studio and Prodigy
 _TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
+_SPAN_FIELDS = (("start", "start_offset", "begin"), ("end", "end_offset", "stop"), _TYPE_NAMES)
 SQUAD_FIELDS = ("id", "title", "context", "question", "answers", "is_impossible")
 _SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
 _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
@@ -186,14 +186,11 @@ def read_conll(
 
 
 def _check_conll_line(name: str, number: int, line: str, cells: list[str], layout: ConllLayout) -> None:
-    if len(cells) < layout.width or not cells[-1 if layout.tag is None else layout.tag]:
-        what = f"{line!r} has no tag"
-        hint = "write the tag after the token, separated by a tab; O where there is no entity"
-    elif len(cells) > layout.width or not cells[layout.word]:
-        what, hint = f"{line!r} has {len(cells)} cells", "write one tab between token and tag, and none in a token"
-    else:
-        return
-    raise BertworksError(f"{what}; most lines have {layout.width} cells", where=f"{name}:{number}", hint=hint)
+    has_tag = len(cells) >= layout.width and cells[-1 if layout.tag is None else layout.tag]
+    if not has_tag or len(cells) > layout.width or not cells[layout.word]:
+        what = f"{line!r} has {f'{len(cells)} cells' if has_tag else 'no tag'}; most lines have {layout.width} cells"
+        hint = "write a token, one tab and its tag on each line: O where there is no entity; no tab within a token"
+        raise BertworksError(what, where=f"{name}:{number}", hint=hint)
 
 
 def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:
@@ -438,10 +435,7 @@ def span_of(entry: Any) -> dict[str, Any] | None:
     rest = dict(entry)
     if isinstance(rest.get("span"), list) and len(rest["span"]) == 2:
         rest["start"], rest["end"] = rest.pop("span")
-    start, end, kind = (
-        next((rest.pop(name) for name in names if name in rest), None)
-        for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES)
-    )
+    start, end, kind = (next((rest.pop(name) for name in names if name in rest), None) for names in _SPAN_FIELDS)
     kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
     kind = str(kind) if type(kind) is int and "start_offset" in entry else kind  # doccano until 2021
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):

@@ -4,15 +4,14 @@ A `Schema` says what the columns mean; only the names of the labels are collecte
 """
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from bertworks.config import packaged_table
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
@@ -23,7 +22,7 @@ from bertworks.io.text_files import IssueCounter
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
 _LISTED_ERRORS, _SHOWN_LABELS = 20, 10
 _CHECKED_ROWS = 1000  # of which the words are checked
-TASKS = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
+TASKS = packaged_table(__file__, "tasks.toml")
 
 
 class Item(NamedTuple):

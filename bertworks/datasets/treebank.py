@@ -9,15 +9,13 @@ import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.errors import BertworksError, as_path, require, some_names
 
-Part = Literal["train", "dev", "test"]
-_PARTS: dict[str, Part] = dict.fromkeys(("train", "training"), "train")
-_PARTS |= dict.fromkeys(("dev", "devel", "development", "valid", "validation", "val"), "dev")
-_PARTS |= dict.fromkeys(("test", "testing"), "test")
+_DEV = {"dev", "devel", "development", "valid", "validation", "val"}
+_PARTS = {"train": {"train", "training"}, "dev": _DEV, "test": {"test", "testing"}}  # words in the names of files
 _CELLS, _WORD, _UPOS, _HEAD = 10, 1, 3, 6  # of a line of CoNLL-U
 _FEWEST = 10  # sentences of a file that is divided into parts
 _REPAIR = "repair the tree, or remove the sentence"
@@ -60,16 +58,12 @@ def read_treebank(path: str | Path) -> Treebank:
     path = as_path(path, "treebank").expanduser()
     if not path.is_dir():
         return _divided(path)
-    files: dict[Part, list[Path]] = {"train": [], "dev": [], "test": []}
-    others = list[str]()
     present = sorted(file for file in path.iterdir() if file.is_file() and ".conllu" in file.suffixes[-2:])
     require(present, "there is no .conllu file in this folder", path, _LAYOUT)
-    for file in present:
-        names = {_PARTS[word] for word in re.split("[-_.]", file.name.lower()) if word in _PARTS}
-        if len(names) == 1:
-            files[names.pop()].append(file)
-        else:
-            others.append(file.name)
+    words = {file: {*re.split("[-_.]", file.name.lower())} for file in present}
+    parts = {file: [part for part, known in _PARTS.items() if known & words[file]] for file in present}
+    files = {part: [file for file in present if parts[file] == [part]] for part in _PARTS}
+    others = [file.name for file in present if len(parts[file]) != 1]
     for part in ("train", "dev"):
         found = some_names(file.name for file in present)
         require(files[part], f"no file has the part {part!r} in its name; there are {found}", path, _LAYOUT)

@@ -70,8 +70,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> int:
     count = 0
     with _open_output(path) as stream:
         for line in lines:
-            stream.write(line.encode("utf-8", "backslashreplace"))
-            stream.write(b"\n")
+            stream.write(f"{line}\n".encode("utf-8", "backslashreplace"))
             count += 1
         stream.flush()
     return count

@@ -118,9 +118,8 @@ def refuse_existing(path: str | Path | None, overwrite: bool) -> None:
 
 def refuse_replacing(path: object, overwrite: bool) -> None:
     """Raise UsageError for a file that exists, unless it may be replaced."""
-    if not overwrite:
-        hint = "-o ANOTHER-FILE keeps it; --overwrite replaces it"
-        raise UsageError("there is a file of that name", where=str(path), hint=hint)
+    hint = "-o ANOTHER-FILE keeps it; --overwrite replaces it"
+    expect(overwrite, "there is a file of that name", where=path, hint=hint)
 
 
 def refuse_file(folder: Path) -> None:
