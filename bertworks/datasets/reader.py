@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
 from bertworks.datasets.values import has_header, label_text, names_columns
-from bertworks.errors import BertworksError, UsageError, require
+from bertworks.errors import BertworksError, UsageError, expect, require
 from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, ReadOptions, first_rows, split_rows, stored
@@ -25,10 +25,6 @@ Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _Rows = Iterator[tuple[int | str, dict[str, Any]]]  # line or number, or name; values
 _Found = tuple[Kind, list[str], Callable[[], _Rows]]  # the kind of a file, the names of its columns, its rows
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
-_READ_AS = (  # by whether quote marks enclose cells
-    "quoted: quote marks enclose cells? It was read as raw",
-    "raw: quote marks are text? It was read as quoted",
-)
 _SEVERAL = "rows with several annotations: the first one counts"
 _BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
@@ -75,8 +71,7 @@ class RowReader:
         self.name = name or piped or str(self._source)
         if not self.path.exists():
             raise text_files.nothing_there(self.path)
-        if self.path.is_dir():
-            raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
+        expect(not self.path.is_dir(), "this is a folder, not a file", where=self.name, hint="name one of its files")
         self.options, self._counts = options, Issues()
         self.header_note = ""
         self._known = known
@@ -274,7 +269,8 @@ class RowReader:
         for number, cells in ((number, cells or [""]) for number, cells in rows if cells or width == 1):
             if len(cells) != width:
                 what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
-                hint = f"repair the row; or is the table {_READ_AS[quoted]}"
+                other = "raw: quote marks are text" if quoted else "quoted: quote marks enclose cells"
+                hint = f"repair the row; or is the table {other}?"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
             yield number, dict(zip(columns, cells))
 
@@ -330,12 +326,12 @@ class RowReader:
             what = f"this is no row of Label Studio, Prodigy or spaCy that is read ({error}): {value!r:.80}"
             raise BertworksError(what, where=where, hint=f"write it as {_SPANS}") from error
         if not isinstance(value, dict) or kind is not self._row_type:
-            hint = 'write it as {"text": "...", ...}'
-            raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
+            raise BertworksError(
+                f"expected a JSON object, not {value!r:.60}", where=where, hint='write {"text": "..."}'
+            )
         # Only an escape can be half a character.
         if "\\ud" in source.lower() and (half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))):
-            what = f"a text holds half a character, {half[0]!r}"
-            raise BertworksError(what, where=where, hint="repair the text")
+            raise BertworksError(f"a text holds half a character, {half[0]!r}", where=where, hint="repair the text")
         return value
 
     def _whole_json(self) -> Any:
@@ -346,9 +342,8 @@ class RowReader:
                 raise SplitsError(splits, self.name)
             value = value[self.options.split]
         if (rows := annotations.json_rows(value)) is None:
-            hint = 'write one object like {"text": "...", "label": "..."} on each line'
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
-            raise BertworksError(what, where=self.name, hint=hint)
+            raise BertworksError(what, where=self.name, hint='write an object like {"text": "..."} on each line')
         return rows
 
     def _check_size(self, number: int | str, row: str) -> None:

@@ -107,9 +107,8 @@ def items(
         try:
             item = read_item(row, schema)
             if item.id in places:
-                hint = "give each row its own id, or rename the column if it does not hold ids"
                 what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
-                raise BertworksError(what, where=row.where, hint=hint)
+                raise BertworksError(what, where=row.where, hint="give each row its own id, or rename the column")
         except BertworksError as error:
             if left_out is not None and isinstance(error, values.EmptyTextError):
                 left_out.add(row.where)
@@ -158,8 +157,7 @@ def read_item(row: Row, schema: Schema) -> Item:
     where = row.where
     columns = schema.text
     if len(row.values) > 1 and all(name == value for name, value in row.values.items()):
-        hint = "remove the row: files that were joined have more than one header"
-        raise BertworksError("the names of the columns come again as a row", where=where, hint=hint)
+        raise BertworksError("the names of the columns come again as a row", where=where, hint="remove the row")
     if schema.task == "tagging" and not schema.raw:
         texts = values.words_of(_field(row, columns[0]), columns[0], where)
     else:
@@ -294,17 +292,16 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
             return number
         case "tagging" if (tags := values.list_of(value)) is not None:
             if len(tags) != len(texts):
-                hint = "write one tag for each word; O for words outside entities"
-                raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=hint)
+                raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=expected)
             return values.one_of_each(known(values.label_text(tag)) for tag in tags)
         case "spans" if (spans := values.spans_of(value)) is not None:
-            for span in spans:
-                if not 0 <= span["start"] < span["end"] <= len(texts[0]):
-                    place = f"the {span['type']} from {span['start']} to {span['end']}"
-                    what = f"{place} is not inside its text of {len(texts[0])} characters"
+            places = [(span["start"], span["end"], span["type"]) for span in spans]
+            for start, end, kind in places:
+                if not 0 <= start < end <= len(texts[0]):
+                    what = f"the {kind} from {start} to {end} is not inside its text of {len(texts[0])} characters"
                     hint = "count characters (not bytes) from 0; the end is the place after the last one"
                     raise BertworksError(what, where=where, hint=hint)
-            return tuple((span["start"], span["end"], known(span["type"])) for span in spans)
+            return tuple((start, end, known(kind)) for start, end, kind in places)
         case "qa" if (answers := values.answers_of(value)) is not None:
             return tuple(answers)
         case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:

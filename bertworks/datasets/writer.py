@@ -49,8 +49,7 @@ def write_rows(
     name = "<stdout>" if str(path) == "-" else str(path)
     expect(kind != "conll", "CoNLL files hold words and tags, not rows", where=name, hint="use another kind")
     if kind == "parquet":
-        if str(path) == "-":
-            raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")
+        expect(str(path) != "-", "Parquet cannot be written to a stream", where=name, hint="name a file, or use csv")
         with replacing(Path(path).expanduser()) as temporary:
             return _write_parquet(temporary, _checked(name, columns, rows), columns, name)
     if kind in ("csv", "tsv"):
@@ -152,9 +151,8 @@ def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]
     known = set(columns)
     for number, row in enumerate(rows, 1):
         if extra := [key for key in row if key not in known]:
-            hint = "write JSON lines (a name that ends in .jsonl): there each row has its own fields"
             what = f"row {number} has the field {extra[0]!r}, which no earlier row has"
-            raise BertworksError(what, where=name, hint=hint)
+            raise BertworksError(what, where=name, hint="write .jsonl: there each row has its own fields")
         yield row
 
 
@@ -193,9 +191,8 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
                             writer.write_table(pyarrow.Table.from_batches([earlier]).cast(schema))
                 writer.write_table(table.cast(schema))
             except pyarrow.ArrowException as error:
-                hint = "write JSON lines (a name that ends in .jsonl): there a column may hold anything"
                 what = f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: {error}"
-                raise BertworksError(what, where=name, hint=hint) from error
+                raise BertworksError(what, where=name, hint="write .jsonl: there a column holds anything") from error
             count += len(batch)
     finally:
         writer.close()

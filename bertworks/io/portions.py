@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertworks import __version__
-from bertworks.errors import BertworksError, UsageError, as_path, explain_os_errors, quoted, require, some_names
+from bertworks.errors import as_path, expect, explain_os_errors, quoted, require, some_names
 from bertworks.events import Event
 from bertworks.io.atomic_write import (
     folder_lock,
@@ -62,8 +62,7 @@ class Portions:
         self, output: str | Path, bulk: Bulk, identity: Mapping[str, Any], maker: str, settings: Sequence[Any], *,
         threads: int = 1, gpus: int = 0,
     ):  # fmt: skip
-        if bulk and str(output) == "-":
-            raise UsageError("portions are kept next to the output, which needs a name", hint="-o FILE")
+        expect(not bulk or str(output) != "-", "portions are next to the output, which needs a name", hint="-o FILE")
         target = as_path(output, "output").expanduser().absolute()
         self.folder = target.with_name(f"{target.name}.parts") if bulk else hidden_sibling(target, ".portions")
         self.output, self.bulk = str(output), bulk
@@ -235,8 +234,7 @@ def _read_job(folder: Path) -> dict[str, Any]:
 def _refuse_other(job: Mapping[str, Any], mine: Mapping[str, Any], folder: Path) -> None:
     """Raises BertworksError if a job has other values than those here."""
     names = [name for name in mine if job.get(name) != mine[name]]
-    if names:
-        shown = "; ".join(f"{name}: {job.get(name)!s:.60}, here {mine[name]!s:.60}" for name in names)
-        what = f"these portions are of another job ({shown}); {socket.gethostname()} would give other results"
-        hint = f"use the same version, settings and kind of machine for all; or begin anew: rm -r {quoted(folder)}"
-        raise BertworksError(what, where=str(folder), hint=hint)
+    shown = "; ".join(f"{name}: {job.get(name)!s:.60}, here {mine[name]!s:.60}" for name in names)
+    what = f"these portions are of another job ({shown}); {socket.gethostname()} would give other results"
+    hint = f"use the same version, settings and kind of machine for all; or begin anew: rm -r {quoted(folder)}"
+    require(not names, what, folder, hint)
