@@ -177,8 +177,7 @@ class RowReader:
         """The kind of file, the names of its columns, and its rows."""
         if tables.is_parquet(self.path):
             with tables.open_parquet(self.path, self.name) as file:
-                names = self._distinct(file.schema_arrow.names, "the schema", "give the columns different names")
-                return "parquet", names, self._parquet_rows
+                return "parquet", tables.distinct_names(file.schema_arrow.names, self.name), self._parquet_rows
         with open_lines(self.path, self.name, encoding=self.options.encoding) as reader:
             return self._recognize_text(reader)
 
@@ -255,8 +254,7 @@ class RowReader:
         if named is None:
             what, hint = f"does the first row name the columns? {first!r:.120}", "--header if so, else --no-header"
             raise UsageError(what, where=f"{self.name}:1", hint=hint)
-        names = tables.column_names(first, named=named)
-        columns = self._distinct(names, "the header", "name them differently, or read it without header")
+        columns = tables.distinct_names(tables.column_names(first, named=named), f"{self.name}:1")
         return "table", columns, lambda: self._table_rows(columns, delimiter, quoted, named)
 
     def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
@@ -273,12 +271,6 @@ class RowReader:
                 hint = f"repair the row; or is the table {other}?"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
             yield number, dict(zip(columns, cells))
-
-    def _distinct(self, names: list[str], where: str, hint: str) -> list[str]:
-        """The names; BertworksError if one comes twice."""
-        if twice := [name for index, name in enumerate(names) if name in names[:index]]:
-            raise BertworksError(f"{where} names {twice[0]!r} twice", where=f"{self.name}:1", hint=hint)
-        return names
 
     # --- JSON ---
 

@@ -193,6 +193,13 @@ def column_names(first: Sequence[str], *, named: bool) -> list[str]:
     return [cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)]
 
 
+def distinct_names(names: list[str], where: str | None = None) -> list[str]:
+    """The names of columns; UsageError if one comes twice."""
+    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
+        raise UsageError(f"two columns are named {twice[0]!r}", where=where, hint="give the columns different names")
+    return names
+
+
 def rejoin_broken_rows(
     rows: Iterable[tuple[int, list[str]]], width: int, counts: Mapping[str, IssueCounter], name: str
 ) -> Iterator[tuple[int, list[str]]]:
@@ -394,9 +401,7 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
     """
     if method := next((name for name in _TABLES if hasattr(data, name)), None):
         own = getattr(data, "column_names", None)  # pyarrow, datasets; elsewhere `columns` has the names
-        names = list(map(str, getattr(data, "columns", ()) if own is None else own))
-        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
-            raise UsageError(f"two columns are named {twice[0]!r}", hint="give the columns different names")
+        distinct_names(list(map(str, getattr(data, "columns", ()) if own is None else own)))
         data = getattr(data, method)(*_TABLES[method])
     if isinstance(data, Mapping):
         if parts := [name for name, part in data.items() if hasattr(part, "columns") or hasattr(part, "column_names")]:
