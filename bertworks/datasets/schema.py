@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from sys import intern
 from typing import Any, Literal, NamedTuple
 
 from bertworks.config import packaged_table
@@ -293,7 +294,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
         case "tagging" if (tags := values.list_of(value)) is not None:
             if len(tags) != len(texts):
                 raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=expected)
-            return values.one_of_each(known(values.label_text(tag)) for tag in tags)
+            return tuple(intern(known(values.label_text(tag))) for tag in tags)
         case "spans" if (spans := values.spans_of(value)) is not None:
             places = [(span["start"], span["end"], span["type"]) for span in spans]
             for start, end, kind in places:
