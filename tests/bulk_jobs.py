@@ -46,16 +46,12 @@ def run(
     """The events, and the joined output."""
     job = Portions(folder / "out", bulk, {"step": 1, **identity}, MAKER, [str(folder), seconds])
     inputs = ([n, n + 1] for n in range(0, 2 * count, 2)) if numbers is None else ([n] for n in numbers)
-    events, files = list[Event](), list[Path]()
-
-    def making() -> Any:
-        files.extend((yield from job.make("squares", inputs)))
-
+    events = list[Event]()
     with job.open():
-        events += making()
+        events += job.make("squares", inputs)
         if bulk.part:
             return events, None
-        content = b"".join(file.read_bytes()[:-40] for file in files)
+        content = b"".join(file.read_bytes()[:-40] for file in job.files)
         (folder / "out").write_bytes(content)
     return events, content
 

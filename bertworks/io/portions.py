@@ -13,7 +13,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -102,10 +102,8 @@ class Portions:
             if not self.bulk.part:
                 remove(self.folder)
 
-    def make(
-        self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None
-    ) -> Generator[Event, None, list[Path]]:
-        """Make the portions that do not exist yet. Returns the files of all in order; for a part, none. So has `files`.
+    def make(self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None) -> Iterator[Event]:
+        """Make the portions that do not exist yet. Then `files` has the files of all in order; for a part, none.
 
         Args:
             inputs: of the portions, in order; values that can be pickled. They are the same in each part.
@@ -152,9 +150,8 @@ class Portions:
         if self.bulk.part:
             text = f"{self.folder}: part {self.bulk.part} is complete; after all parts: the same command with --join"
             yield Event("done", text, {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1})
-            return self.files
-        self.files = [found[n] for n in range(number + 1)]
-        return self.files
+        else:
+            self.files = [found[n] for n in range(number + 1)]
 
     def _engine(self) -> Callable[..., Iterator[str]]:
         workers = self.bulk.workers

@@ -352,23 +352,22 @@ def index_file(
     options = name, s.pooling, s.normalize, s.max_length, device, "auto", DOCUMENT_PROMPTS
     job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, *options)
     with ExitStack() as stack:
-        files = None
         if bulk and not index.manifest.sources.get(source, (0, False))[1]:
             stack.enter_context(job.open())
             texts = ([text for _, text in portion if text] for portion in groups(IssueCounter()))
-            files = yield from job.make("index", texts, compute)
+            yield from job.make("index", texts, compute)
             if bulk.part:
                 return
         stored = {id_column, *columns} - {title}
-        yield from _add_rows(index, source, reader, groups(empty), empty, id_column, stored, files)
+        yield from _add_rows(index, source, reader, groups(empty), empty, id_column, stored, job.files)
 
 
 def _add_rows(
     index: Index, source: str, reader: RowReader, groups: Iterable[list[tuple[Row, str]]], empty: IssueCounter,
-    id_column: str | None, left_out: Container[str | None], files: Iterable[Path] | None,
+    id_column: str | None, left_out: Container[str | None], files: Sequence[Path],
 ) -> Iterator[Event]:  # fmt: skip
     """Add the rows of a file, one portion at a time, after those that are there. left_out: columns that are not stored
-    next to the text. files: the vectors of all portions; None: they are computed."""
+    next to the text. files: the vectors of all portions; none: they are computed."""
     replaced = 0
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
@@ -386,7 +385,7 @@ def _add_rows(
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
             fields = [{name: row.values[name] for name in row.values if name not in left_out} for row, _ in kept]
             if kept:
-                vectors = None if files is None else np.frombuffer(bytearray(results_in(file)), np.float32)
+                vectors = np.frombuffer(bytearray(results_in(file)), np.float32) if files else None
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)}, vectors)
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))

@@ -113,10 +113,10 @@ def make_vocabulary(
         if bulk:
             job = _job(reader, output, bulk, "vocab", "bertworks.text.file_groups:count_maker", asdict(config))
             stack.enter_context(job.open())
-            files = yield from job.make("vocab", groups(reader))
+            yield from job.make("vocab", groups(reader))
             if bulk.part:
                 return
-            options["counted"] = lambda sample: counts_of(files, reader, sample)
+            options["counted"] = lambda sample: counts_of(job.files, reader, sample)
 
         def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
             texts = (document.text for document in reader)
@@ -183,10 +183,10 @@ def make_shards(
             job = _job(reader, output, bulk, "prepare", maker, *settings)
             stack.enter_context(job.open())
             tokenizer.save(job.folder / "tokenizer")
-            files = yield from job.make("prepare", groups(reader))
+            yield from job.make("prepare", groups(reader))
             if bulk.part:
                 return
-            options["made"] = lambda: map(BytesIO, blocks_of(files, reader))
+            options["made"] = lambda: map(BytesIO, blocks_of(job.files, reader))
         shards, report = yield from in_background("shards", work)
     yield from (Event("note", text) for text in shards.notes)
     m = shards.manifest
