@@ -160,8 +160,7 @@ class Portions:
             return partial(in_processes, workers=count, gpus=self._gpus, any_order=True)
         from bertworks.io.ray_engine import in_ray
 
-        address = self.bulk.on or ""
-        return partial(in_ray, workers=workers, address=address, threads=self._threads, gpus=self._gpus)
+        return partial(in_ray, workers=workers, address=self.bulk.on or "", threads=self._threads, gpus=self._gpus)
 
 
 def portion_maker(
