@@ -254,7 +254,8 @@ class RowReader:
         if named is None:
             what, hint = f"does the first row name the columns? {first!r:.120}", "--header if so, else --no-header"
             raise UsageError(what, where=f"{self.name}:1", hint=hint)
-        columns = tables.distinct_names(tables.column_names(first, named=named), f"{self.name}:1")
+        hint = "name them differently, or read it without header"
+        columns = tables.distinct_names(tables.column_names(first, named=named), f"{self.name}:1", hint)
         return "table", columns, lambda: self._table_rows(columns, delimiter, quoted, named)
 
     def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:

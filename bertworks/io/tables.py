@@ -193,10 +193,12 @@ def column_names(first: Sequence[str], *, named: bool) -> list[str]:
     return [cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)]
 
 
-def distinct_names(names: list[str], where: str | None = None) -> list[str]:
+def distinct_names(
+    names: list[str], where: str | None = None, hint: str = "give the columns different names"
+) -> list[str]:
     """The names of columns; UsageError if one comes twice."""
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
-        raise UsageError(f"two columns are named {twice[0]!r}", where=where, hint="give the columns different names")
+        raise UsageError(f"two columns are named {twice[0]!r}", where=where, hint=hint)
     return names
 
 
