@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -43,13 +44,19 @@ def _connect(ray: Any, address: str) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports to its makers
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray will do; else it warns
+    for name in (
+        "INITIAL",
+        "MAX",
+    ):  # between attempts, of which there are three; else 5, 10 and 15
+        os.environ.setdefault(f"RAY_CLIENT_{name}_CONNECTION_TIMEOUT_S", "3")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning"}
     former = signal.getsignal(signal.SIGTERM)
     try:
         if address != "ray":
             host, _, port = address.removeprefix("ray://").rpartition(":")
             socket.create_connection((host, int(port)), _SECONDS).close()
-            ray.init(address, **options)
+            with warnings.catch_warnings(action="ignore"):  # of an unreachable port: it is reachable
+                ray.init(address, **options)
         else:  # Without an address Ray would look for the last cluster of this machine, for minutes if that is gone.
             ray.init(None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
