@@ -11,7 +11,6 @@ import ipaddress
 import logging
 import re
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
 from bertworks.serve.batching import SPEED_MEMORY, Admission, Batcher, InferenceJob, Place, RequestError, grant
@@ -40,10 +40,7 @@ from bertworks.training.device import THREADS, HeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-HEADERS = [  # of all answers
-    (name.encode(), value.encode())
-    for name, value in tomllib.loads(Path(__file__).with_name("headers.toml").read_text(encoding="utf-8")).items()
-]
+HEADERS = [(name.encode(), value.encode()) for name, value in packaged_table(__file__, "headers.toml").items()]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
 # Upper bound of the bytes of a body -> threads that parse it, and others that write its answer: small requests need not
 # wait for large ones.

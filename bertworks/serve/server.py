@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bertworks.errors import BertworksError, UsageError, optional_import
+from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event
 from bertworks.runs.processes import signal_handler
 from bertworks.serve.batching import Limits
@@ -154,11 +154,8 @@ def bound(host: str, port: int) -> socket.socket:
     """
     name = host.strip("[]")
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    try:
+    with explain_os_errors("cannot listen", f"{host}:{port}", "--port 0"):
         listening = socket.create_server((name, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BertworksError(f"cannot listen: {reason}", where=f"{host}:{port}", hint="--port 0") from None
     # Connections inherit it; asyncio sets it only for its own sockets. Without it the body of an answer would wait
     # until the client has acknowledged the head, which may take 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
