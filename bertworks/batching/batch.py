@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -160,22 +160,18 @@ class Prefetched:
     """
 
     def __init__(self, batches: Callable[[int], list[Batch]], device: torch.device | None = None):
-        own: dict[str, Any] = {"initializer": torch.cuda.set_device, "initargs": (device,)} if device else {}
         self._batches, self._pins = batches, device is not None
-        self._thread = ThreadPoolExecutor(1, **own)
-        self._ahead: tuple[int, Future[list[Batch]]] | None = None
+        self._thread = ThreadPoolExecutor(1, initializer=partial(torch.cuda.set_device, device) if device else None)
+        self._ahead = dict[int, Future[list[Batch]]]()  # step -> its batches: one step
 
     def __call__(self, n: int) -> list[Batch]:
-        number, made = self._ahead or (n, self._thread.submit(self._make, n))
-        if number != n:
-            made = self._thread.submit(self._make, n)
-        result = made.result()
-        self._ahead = n + 1, self._thread.submit(self._make, n + 1)
+        result = (self._ahead.get(n) or self._thread.submit(self._make, n)).result()
+        self._ahead = {n + 1: self._thread.submit(self._make, n + 1)}
         return result
 
     def forget(self) -> None:
         """The steps ahead have changed."""
-        self._ahead = None
+        self._ahead = {}
 
     def _make(self, n: int) -> list[Batch]:
         made = self._batches(n)

@@ -146,10 +146,8 @@ class Featurizer:
 
     def _groups(self, items: Iterator[Item]) -> Iterator[list[Item]]:
         if self.task == "tagging" and self.document_context:
-            for _, document in groupby(items, key=lambda item: item.document or item.where):
-                yield list(document)
-            return
-        yield from chunk_by_size(items, _CHARACTERS, lambda item: max(_CHARACTERS // _AT_ONCE, item.characters))
+            return (list(document) for _, document in groupby(items, key=lambda item: item.document or item.where))
+        return chunk_by_size(items, _CHARACTERS, lambda item: max(_CHARACTERS // _AT_ONCE, item.characters))
 
     def _tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
         """Of each text the ids without [CLS] and [SEP], at most `max_length`, and the number of all."""

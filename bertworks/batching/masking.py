@@ -5,7 +5,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertworks.batching.sampling import Ids, Target, TokenSequence
 from bertworks.config import Range, Settings
-from bertworks.errors import BertworksError
+from bertworks.errors import check, require
 from bertworks.text.tokenizer import Tokenizer
 
 Spans = Annotated[tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)]
@@ -50,12 +50,11 @@ class MaskingConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
-            raise ValueError(f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1")
-        if self.special_tokens == "predicted" and self.unit != "token":
-            raise ValueError(f"special_tokens 'predicted' with unit {self.unit!r}: expected unit 'token'")
-        if self.frequency_power and self.unit != "token":
-            raise ValueError(f"frequency_power {self.frequency_power} with unit {self.unit!r}: expected unit 'token'")
+        what = f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1"
+        check(self.mask >= 0 and self.random >= 0 and self.mask + self.random <= 1, what)
+        is_token, unit = self.unit == "token", f"with unit {self.unit!r}: expected unit 'token'"
+        check(is_token or self.special_tokens != "predicted", f"special_tokens 'predicted' {unit}")
+        check(is_token or not self.frequency_power, f"frequency_power {self.frequency_power} {unit}")
 
 
 class Example(NamedTuple):
@@ -71,16 +70,9 @@ class Example(NamedTuple):
         return next(iter(self.targets.values()))
 
 
-class TargetMaker(Protocol):
-    """What a network reads of a sequence, and what it predicts. dynamic: anew in every epoch."""
-
-    dynamic: bool
-
-    def __call__(self, s: TokenSequence, generator: Generator) -> Example: ...
-
-
 class NextTokens:
-    """Each token but the first is predicted from those before it (Bengio et al. 2003; Radford et al. 2018)."""
+    """Each token but the first is predicted from those before it (Bengio et al. 2003; Radford et al. 2018).
+    dynamic: anew in every epoch."""
 
     dynamic = False
 
@@ -155,6 +147,9 @@ class Masker:
         return np.flatnonzero(closed & ~s.special)
 
 
+TargetMaker = NextTokens | Masker  # what a network reads of a sequence, and what it predicts
+
+
 def make_targets(
     tokenizer: Tokenizer, config: MaskingConfig, kind: Literal["masked_lm", "causal_lm"], replaces: bool = False,
     counts: NDArray[np.int64] | None = None,
@@ -166,6 +161,5 @@ def make_targets(
     """
     if kind == "causal_lm":
         return NextTokens()
-    if tokenizer.mask_id < 0:
-        raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
+    require(tokenizer.mask_id >= 0, "the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
     return Masker(config, tokenizer.mask_id, tokenizer.starts_word, tokenizer.special_ids, replaces, counts)

@@ -19,7 +19,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bertworks.config import Positive, Range, Settings
-from bertworks.errors import BertworksError, expect
+from bertworks.errors import expect, require
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template
 
@@ -107,8 +107,8 @@ class Sampler(ABC):
         UsageError: the length has no room for a token of each segment.
     """
 
-    targets: ClassVar[tuple[str, ...]]
-    segments: ClassVar[int]
+    targets: ClassVar[tuple[str, ...]] = ()
+    segments: ClassVar[int] = 2
     columns: ClassVar[int]
     needs: ClassVar[str] = "give more text"
 
@@ -130,8 +130,7 @@ class Sampler(ABC):
         numbers = chain.from_iterable(self._plan_rows(documents))
         size = BLOCK * self.columns
         block = np.fromiter(islice(numbers, size), np.int64)
-        if not len(block):
-            raise BertworksError("the corpus is too short for a single sequence", hint=self.needs)
+        require(len(block), "the corpus is too short for a single sequence", hint=self.needs)
         while len(block):
             yield block.reshape(-1, self.columns)
             block = np.fromiter(islice(numbers, size), np.int64)
@@ -157,7 +156,6 @@ class Pairs(Sampler):
     swaps: whether segments are swapped; else the second one is replaced.
     """
 
-    segments = 2
     columns = 5
     swaps: ClassVar[bool]
 
@@ -243,7 +241,6 @@ class FullSentences(Sampler):
     sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece; the numbers
     of the sequences are ascending, and none is left out."""
 
-    targets = ()
     segments = 1
     columns = 3
 
@@ -317,8 +314,6 @@ class OneSegment(Sampler):
     length. The first half of the length is segment A, the rest segment B; one of ten sequences has no B. What does not
     fit at the end of a segment is left out. A plan row is four numbers: first and last token of A and of B."""
 
-    targets = ()
-    segments = 2
     columns = 4
 
     def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
@@ -359,8 +354,6 @@ class Parallel(Sampler):
     """Two sides of a document, each with the template around it; the number of the side is the token type. A plan row
     is three numbers: the first token of each side, and the end of the second."""
 
-    targets = ()
-    segments = 2
     columns = 3
     needs = "raise sequence_length, or give shorter pairs"
 
