@@ -138,10 +138,7 @@ class Attention(nn.Module):
         p, num_padding_rows = self.dropout if self.training else 0.0, len(x) - len(layout.position_ids)
         qkv = self._heads(self.qkv(x))
         qkv = qkv[:-num_padding_rows] if num_padding_rows else qkv
-        continues = cache is not None and cache.continues
-        if cache is not None and not continues:
-            cache.start(qkv[:, 1:])
-        if cache is not None and continues:
+        if cache is not None and cache.continues:
             context = cache.attend(qkv)
         elif memory is not None:
             kv = self._heads(self.qkv(memory))[:, 1:]
@@ -152,6 +149,8 @@ class Attention(nn.Module):
             context = attention_inference_cpu(qkv, layout)
         else:
             context = attention_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
+        if cache is not None and not cache.continues:
+            cache.start(qkv[:, 1:])
         context = context.flatten(1)
         if rows is not None:
             context = context.index_select(0, rows)
@@ -318,13 +317,12 @@ class _AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropped: int) -> Tensor:  # type: ignore[no-untyped-def]
-        scale = q.shape[-1] ** -0.5
-        scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+        ctx.scale = q.shape[-1] ** -0.5
+        scores = torch.bmm(q, k.transpose(1, 2)).mul_(ctx.scale)
         if bias is not None:
             scores.view(len(bias), -1, *scores.shape[1:]).add_(bias)
         probabilities = softmax_(scores)
         mask = keep_mask(probabilities, dropped).mul_(DROPOUT_LEVELS / (DROPOUT_LEVELS - dropped)) if dropped else None
-        ctx.scale = scale
         ctx.save_for_backward(q, k, v, probabilities, mask)
         return torch.bmm(probabilities if mask is None else probabilities * mask, v)
 

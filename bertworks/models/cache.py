@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bertworks.errors import check
 from bertworks.models.layout import Layout
 
 
@@ -44,10 +45,9 @@ class KeyValueCache:
         if self.num_columns == 0:
             self.num_columns = layout.max_seqlen
             return
-        if layout.max_seqlen != 1 or layout.num_sequences != len(self.lengths):
-            raise ValueError(f"the cache holds {len(self.lengths)} sequences: a pass adds one token to each of them")
-        if self.num_columns == self.capacity:
-            raise ValueError(f"the cache has room for {self.capacity} tokens")
+        what = f"the cache holds {len(self.lengths)} sequences: a pass adds one token to each of them"
+        check(layout.max_seqlen == 1 and layout.num_sequences == len(self.lengths), what)
+        check(self.num_columns < self.capacity, f"the cache has room for {self.capacity} tokens")
         self.num_columns, self.lengths = self.num_columns + 1, self.lengths + 1
 
     def next_layout(self) -> Layout:
