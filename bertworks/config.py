@@ -195,9 +195,7 @@ def _set_overrides(kind: Any, table: dict[str, Any], values: Mapping[str, Any]) 
         place: Any = table
         *path, last = name.split(".")
         for key in path:
-            if isinstance(place, dict):
-                place.setdefault(key, {})
-            place = place[_index(kind, place, key, name)]
+            place = place.setdefault(key, {}) if isinstance(place, dict) else place[_index(kind, place, key, name)]
         place[_index(kind, place, last, name)] = value
 
 
@@ -256,8 +254,7 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
 
 
 def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str, whole: Any) -> Any:
-    if not isinstance(value, dict):
-        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
+    expect(isinstance(value, dict), f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
     hints, prefix = {f.name: get_type_hints(kind)[f.name] for f in fields(kind)}, at and at + "."
     for name in value.keys() - hints.keys():
         path, inner = name, value[name]

@@ -71,7 +71,6 @@ TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
 Output = Annotated[Path, output_file(help="The output folder.")]
 OutputFile = Annotated[Path | None, output_file(help="The output file.")]
 JointTask = Annotated[str | None, Parameter("--task", help="The task of a joint fine-tuning: finetune --joint.")]
-Workers = Annotated[int | None, at_least(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +144,6 @@ class Group:
         """Run the typed command in these processes, which print its results. Returns no events."""
         from bertworks.runs.launch import launch
 
-        assert self.processes
         launch(typed, **vars(self), say=say)
         return []
 

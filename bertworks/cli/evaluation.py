@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
+from bertworks.datasets.values import first_names
 from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
@@ -158,8 +159,7 @@ def squad(
     yield result, console.table(shown.items())
     for what, identities in ids.items():
         if identities:
-            more = ", ..." if len(identities) > 5 else ""
-            console.say(f"{len(identities):,} {what}: {', '.join(identities[:5])}{more}")
+            console.say(f"{len(identities):,} {what}: {first_names(identities, 5)}")
 
 
 def glue(

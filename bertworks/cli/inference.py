@@ -1,7 +1,7 @@
 """Commands that use a model: `fill`, `generate`, `score`, `explain`; `embed`, `index`, `search` for vectors."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.errors import UsageError, expect
+from bertworks.errors import expect
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions
@@ -277,19 +277,18 @@ def search(
         yield hit, f"{hit['score']:.3f}  {cosine}{hit['id']}  {text}"
 
 
-def _prompts(words: list[str], names: Iterable[str]) -> Iterator[str]:
+def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
     """The texts of a file, if its name is the only word; else those of `_lines`. Rows without text are left out and
     reported. names: of the columns of the text."""
     if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
-        if names := tuple(names):
-            raise UsageError("a column of a file is named, but texts are given", hint="leave --text out")
+        expect(not names, "a column of a file is named, but texts are given", hint="leave --text out")
         yield from _lines(words)
         return
     from bertworks.datasets.reader import RowReader  # both import libraries that take long
     from bertworks.inference.embed import reading_note, row_text, text_columns
 
     reader = RowReader(words[0])
-    columns, empty = text_columns(reader, tuple(names)), IssueCounter()
+    columns, empty = text_columns(reader, names), IssueCounter()
     console.say(reading_note(reader, columns, "").text)
     yield from filter(None, (row_text(row, columns, empty) for row in reader))
     if empty.count:
@@ -313,10 +312,9 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
                     yield line.rstrip("\r\n")
                 else:
                     blank.add(f"line {number}")
-        elif names_file(text):
-            hint = "give a text in quotes; or - for the lines of standard input"
-            raise UsageError("expected a text, not the name of a file", where=text, hint=hint)
         else:
+            hint = "give a text in quotes; or - for the lines of standard input"
+            expect(not names_file(text), "expected a text, not the name of a file", where=text, hint=hint)
             yield text.encode("utf-8", "replace").decode()
     if blank.count:
         console.say(f"blank lines, left out: {blank}")

@@ -102,7 +102,7 @@ def pretrain(
     device: str = "auto",
     precision: console.TrainingPrecision = "auto",
     seed: int | None = None,
-    workers: console.Workers = None,
+    workers: Annotated[int | None, console.at_least(1)] = None,
     raw: console.Raw = console.RawText(),
     verify: console.Flag = False,
     group: console.Grouped = console.Group(),
