@@ -10,15 +10,14 @@ import platform
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.models.attention import SMALL_BATCH_ROWS, cpu_supports_bf16
-from bertworks.models.cache import KeyValueCache
 from bertworks.models.encoder import Block, Embeddings, Encoder, FeedForward, meta_device_init
-from bertworks.models.layout import Layout
 
 _FP16_LIMITS = 1e-2, 6e4  # of the largest weight of a matrix: fp16 has few digits for smaller ones, and no larger ones
 _PACKED_ROWS = 4096  # rows of a product, for which packed matrices are laid out
@@ -85,24 +84,16 @@ class InferenceEncoder(nn.Module):
         self._packed: Encoder | None = None
         self._fallback, self._output_dtype = fallback, output_dtype
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        layout: Layout,
-        token_type_ids: Tensor | None = None,
-        rows: Tensor | None = None,
-        *,
-        cache: KeyValueCache | None = None,
-    ) -> list[Tensor]:
+    def forward(self, input_ids: Tensor, *inputs: Any, **options: Any) -> list[Tensor]:
         """As `Encoder.forward`."""
         if torch.is_grad_enabled():
-            return self.encoder(input_ids, layout, token_type_ids, rows, cache=cache)  # type: ignore[no-any-return]
+            return self.encoder(input_ids, *inputs, **options)  # type: ignore[no-any-return]
         if self._fallback is not None and len(input_ids) > SMALL_BATCH_ROWS:
-            return self._fallback(input_ids, layout, token_type_ids, rows, cache=cache)  # type: ignore[no-any-return]
+            return self._fallback(input_ids, *inputs, **options)  # type: ignore[no-any-return]
         packed = self._packed or self._pack(self.encoder)
         self._packed = packed  # complete when it is assigned: several threads may be here
         with torch.autocast(input_ids.device.type, enabled=False):  # it would look at every call
-            states: list[Tensor] = packed(input_ids, layout, token_type_ids, rows, cache=cache)
+            states: list[Tensor] = packed(input_ids, *inputs, **options)
         return states if self._output_dtype is None else [state.to(self._output_dtype) for state in states]
 
 

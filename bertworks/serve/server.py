@@ -23,9 +23,7 @@ from typing import Any
 from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event
 from bertworks.runs.processes import signal_handler
-from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import Abilities
-from bertworks.training.device import PrecisionOption
 
 PIPE_BYTES = 1 << 20  # of the log that may wait for its reader: some 7,000 lines
 MAX_TRACEBACK = 3000  # characters, from its end
@@ -86,15 +84,7 @@ def json_log() -> logging.Logger:
 
 
 def serve(
-    model: str | Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    index: str | Path | None = None,
-    token: str = "",
-    device: str = "auto",
-    precision: PrecisionOption = "auto",
-    limits: Limits | None = None,
+    model: str | Path, *, host: str = "127.0.0.1", port: int = 8080, token: str = "", **options: Any
 ) -> Iterator[Event]:
     """Serve a model until SIGTERM or Ctrl-C. Then accepted requests are answered, and new ones are refused. The first
     event holds the address, the last reports the end.
@@ -102,10 +92,9 @@ def serve(
     Args:
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
         host, port: the address; port 0: any free port.
-        index: the folder of an index to search.
-        precision: see `Abilities`.
         token: required in every request; necessary if other machines can reach the server. Several, one on each
             line: one for each client, which then all get their share of the server.
+        options: see `Abilities`.
 
     Raises:
         BertworksError: no such model or index, the port is in use, or the extra `serve` is not installed.
@@ -120,7 +109,7 @@ def serve(
         if min(map(len, token.splitlines()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
             what = f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters or more"
             raise UsageError(what, hint=NEW_TOKEN)
-        abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
+        abilities = Abilities(model, **options)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every connection is an open file; -1: no limit
