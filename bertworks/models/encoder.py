@@ -59,12 +59,13 @@ class Embeddings(nn.Module):
         Raises:
             ValueError: if there are fewer positions than a sequence needs.
         """
-        what = f"a sequence of {layout.num_positions} tokens, but the model has {self.max_positions} positions"
-        check(layout.num_positions <= self.max_positions, what)
+        count = layout.num_positions or layout.max_seqlen
+        what = f"a sequence of {count} tokens, but the model has {self.max_positions} positions"
+        check(count <= self.max_positions, what)
         x: Tensor = self.token(input_ids)
         if self.scale != 1:
             x = x * self.scale
-        x = x + self._places(x, layout, token_type_ids)
+        x = x + self._places(x, layout.position_ids, count, token_type_ids)
         if self.norm is not None:
             x = self.norm(x.to(self.norm.weight.dtype))  # tables may have a higher precision than what is computed
         x = dropout(x, self.dropout if self.training else 0.0)
@@ -72,13 +73,12 @@ class Embeddings(nn.Module):
             x = self.projection(x.to(self.projection.weight.dtype))
         return x
 
-    def _places(self, x: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
-        """[T, width]: position and token type embeddings."""
-        positions = layout.position_ids
+    def _places(self, x: Tensor, positions: Tensor, count: int, token_type_ids: Tensor | None) -> Tensor:
+        """[T, width]: position and token type embeddings. count: all positions int64 [T] are below it."""
         if self.position is None:
-            table = sinusoids(torch.arange(layout.num_positions, device=x.device), x.shape[1]).to(x.dtype)
+            table = sinusoids(torch.arange(count, device=x.device), x.shape[1]).to(x.dtype)
         else:
-            table = self.position.weight[: layout.num_positions]
+            table = self.position.weight[:count]
         if self.token_type is None:
             return table.index_select(0, positions)
         kinds = self.token_type.num_embeddings

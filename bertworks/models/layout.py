@@ -47,10 +47,6 @@ class Layout:
     is_causal: bool = False  # whether the rank is the place in the sequence
     memory: Layout | None = None
 
-    def __post_init__(self) -> None:
-        if not self.num_positions:
-            object.__setattr__(self, "num_positions", self.max_seqlen)
-
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
         """The layout of sequences of these lengths, in this order."""
