@@ -63,12 +63,9 @@ def integrated_gradients(
         at_once, mean = max(1, ATTRIBUTION_TOKENS // len(base)), torch.zeros_like(base)
         for positions, weight in zip(nodes.split(at_once), weights.split(at_once), strict=True):
             mixed = (base + (positions[:, None, None] + 0.5) * difference).flatten(0, 1).requires_grad_()
-            hook = embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)  # replaces the embeddings
-            try:
-                with torch.enable_grad():
-                    (gradient,) = torch.autograd.grad(output([example] * len(positions)).sum(), mixed)
-            finally:
-                hook.remove()
+            replaced = embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)
+            with replaced, torch.enable_grad():
+                (gradient,) = torch.autograd.grad(output([example] * len(positions)).sum(), mixed)
             mean += (weight[:, None, None] * gradient.view(len(positions), *base.shape)).sum(0)
         return mean
 
@@ -114,15 +111,11 @@ def read_tokens(encoder: Encoder, example: Example, layer: int = -1) -> NDArray[
     table, n = encoder.embeddings.token, len(example.input_ids)
     batch = collate([example] * n).to(table.weight.device)
     tokens = table(batch.input_ids).detach().requires_grad_()
-    hook = table.register_forward_hook(lambda *_: tokens)  # replaces the embeddings
-    try:
-        with torch.enable_grad():
-            states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[layer]
-            own = states.view(n, n, -1).diagonal().T  # of each copy another state
-            weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
-            (gradient,) = torch.autograd.grad((own * weights).sum(), tokens)
-    finally:
-        hook.remove()
+    with table.register_forward_hook(lambda *_: tokens), torch.enable_grad():  # replaces the embeddings
+        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[layer]
+        own = states.view(n, n, -1).diagonal().T  # of each copy another state
+        weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
+        (gradient,) = torch.autograd.grad((own * weights).sum(), tokens)
     found: NDArray[np.bool_] = (gradient.view(n, n, -1) != 0).any(-1).cpu().numpy()
     return found
 
