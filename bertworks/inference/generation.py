@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.errors import UsageError, expect, listed, several
+from bertworks.errors import expect, listed, several
 from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.io.processes import chunk_by_size
@@ -57,7 +57,8 @@ class SamplingOptions:
         stop: strings at which a continuation ends.
 
     Raises:
-        UsageError: a value outside its range; `top_k` or `top_p` at temperature 0, where they change nothing.
+        UsageError: a value outside its range; one string and no list of them; `top_k` or `top_p` at temperature 0,
+            where they change nothing.
     """
 
     max_tokens: int = 50
@@ -65,9 +66,10 @@ class SamplingOptions:
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
-    stop: tuple[str, ...] = ()
+    stop: Iterable[str] = ()  # becomes a tuple
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", tuple(listed(self.stop, "give a list of strings", "stop string")))
         rules = [
             (self.max_tokens >= 1, "max_tokens is {max_tokens}: expected 1 or more"),
             (0 <= self.temperature < float("inf"), "temperature is {temperature}: expected a number from 0"),
@@ -78,18 +80,9 @@ class SamplingOptions:
         ]
         for holds, message in rules:
             expect(holds, message.format_map(vars(self)))
-        if self.temperature == 0 and (self.top_k, self.top_p) != (None, None):
-            what = "top_k and top_p change nothing at temperature 0, which takes the most probable token"
-            raise UsageError(what, hint="add --temperature 1, or leave them out")
-
-
-def sampling_options(*, stop: Iterable[str] = (), **options: Any) -> SamplingOptions:
-    """The options of `generate`, checked.
-
-    Raises:
-        UsageError: one string and no list of them; see `SamplingOptions`.
-    """
-    return SamplingOptions(stop=tuple(listed(stop, "give a list of strings", "stop string")), **options)
+        what = "top_k and top_p change nothing at temperature 0, which takes the most probable token"
+        samples = self.temperature > 0 or (self.top_k, self.top_p) == (None, None)
+        expect(samples, what, hint="add --temperature 1, or leave them out")
 
 
 def next_token_probabilities(
@@ -257,7 +250,7 @@ class TextGenerator:
 
         return choose
 
-    def _has_stop(self, tokens: Tensor, rows: Tensor, live: Tensor, count: int, stop: Sequence[str]) -> Tensor:
+    def _has_stop(self, tokens: Tensor, rows: Tensor, live: Tensor, count: int, stop: Iterable[str]) -> Tensor:
         """bool [B']: whether the last of `count` tokens completes a stop string. Every token but a special one has a
         byte or more, so the last tokens are enough."""
         longest = max(len(text.encode("utf-8", "replace")) for text in stop) + _AROUND_STOP
@@ -319,7 +312,7 @@ def generate(
             the model reads.
     """
     texts = several(texts, "generate(model, [text])")
-    options = sampling_options(
+    options = SamplingOptions(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
     )
     yield from TextGenerator(model, device, precision)(texts, options)

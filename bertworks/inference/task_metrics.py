@@ -21,7 +21,7 @@ from bertworks.batching.features import Features
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import UsageError, require
 from bertworks.inference.decoding import Answer
 from bertworks.metrics import intervals, squad
 from bertworks.metrics.classification import Span, count_spans, figures_by_type, paired, tag_runs
@@ -101,7 +101,7 @@ def _parts(d: TaskConfig, item: Item, answer: Answer) -> Iterator[slice | None]:
         yield None
         return
     gold, given, start = item.label, answer["tags"], 0
-    count, is_free = min(len(gold), len(given)), tag_scheme(tuple(d.labels), d.bare_types) is None
+    count, is_free = min(len(gold), len(given)), d.tag_scheme is None
     while start + _AT_ONCE < count:
         cuts = range(start + _AT_ONCE, count)
         end = next((n for n in cuts if is_free or (gold[n] in OUTSIDE and given[n] in OUTSIDE)), count)
@@ -151,8 +151,7 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
     Raises:
         BertworksError: no rows; more or fewer tags than words; a number that is not finite.
     """
-    if not items:
-        raise BertworksError("no rows: there is nothing to score")
+    require(items, "no rows: there is nothing to score", "", "give rows with labels")
     if d.task == "regression":
         return intervals.correlations([item.label for item in items], [answer["value"] for answer in answers])
     if d.task == "qa":
@@ -165,9 +164,8 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
     sums["accuracy"] = intervals.mean_sums((counts == counts[:, :1]).all((1, 2)).tolist())
     if d.task == "tagging":
         for item, answer in zip(items, answers, strict=True):
-            if len(item.label) != len(answer["tags"]):
-                what = f"{len(answer['tags'])} predicted tags for {len(item.label)} words"
-                raise BertworksError(what, where=item.where)
+            what = f"{len(answer['tags'])} predicted tags for {len(item.label)} words"
+            require(len(item.label) == len(answer["tags"]), what, item.where, "give each word one tag")
         right = [sum(map(eq, item.label, answer["tags"])) for item, answer in zip(items, answers, strict=True)]
         sums["accuracy"] = intervals.ratio_sums(right, [len(item.label) for item in items])
     if d.task == "classification" and len(d.labels) == 2:

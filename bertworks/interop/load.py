@@ -15,7 +15,7 @@ from bertworks.inference.detect import Detection, detect
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import Explanation, explain
-from bertworks.inference.generation import Generation, TextGenerator, sampling_options
+from bertworks.inference.generation import Generation, SamplingOptions, TextGenerator
 from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
@@ -104,7 +104,7 @@ class LoadedModel:
             BertworksError: the model reads in both directions; a text without tokens, or with too many.
         """
         self._check("generate")
-        chosen = sampling_options(**options)
+        chosen = SamplingOptions(**options)
         return list(self._generator()(listed(texts, "generate([text])[0]"), chosen))
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
