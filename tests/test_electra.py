@@ -21,7 +21,7 @@ from bertworks.batching.masking import Masker, MaskingConfig
 from bertworks.batching.sampling import TokenSequence, add_special_tokens
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.detect import detection_figures
+from bertworks.inference.detect import detection_scores, ranking_figures
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.encoder import LMHead
 from bertworks.runs.pretrain import estimate, pretrain
@@ -385,9 +385,9 @@ def test_a_discriminator_learns_to_find_what_a_generator_replaced():
         p.requires_grad_(not name.startswith("generator."))
     held_out = [collate([examples[n] for n in range(5000, 5100)])]
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup=0.1)
-    before = detection_figures(model, held_out)
+    before = ranking_figures(detection_scores(model, held_out))
     list(train(model, make_optimizer(model, optimizer), Batches(examples, 16, 1000), optimizer, 100))
-    after = detection_figures(model, held_out)
+    after = ranking_figures(detection_scores(model, held_out))
     assert before["replaced_token_auc"] < 0.6
     assert after["replaced_token_auc"] > 0.85
     masked = len(held_out[0].targets["masked_lm"].labels) / len(held_out[0].input_ids)

@@ -119,7 +119,7 @@ def test_probes_read_the_states_of_words(folder: Path, tmp_path: Path):
     tokens = transformers.AutoTokenizer.from_pretrained(folder)
     sentences = [(text.split(), "") for text in TEXTS]
     sequences = list(read_words(sentences, source.tokenizer, 64))
-    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    encoder = source.network(Encoder, "encoder.")
     list(write_word_states(encoder, sequences, range(3), tmp_path))
     expected: list[list[np.ndarray]] = [[] for _ in range(3)]
     for text in TEXTS:

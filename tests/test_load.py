@@ -89,7 +89,7 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_needed(
         reads.append(folder)
         return load_state(folder, config)
 
-    monkeypatch.setattr("bertworks.inference.engine.load_state", counted)
+    monkeypatch.setattr("bertworks.checkpoints.model_folder.load_state", counted)
     monkeypatch.setattr(
         "bertworks.models.packed_linear._prefer_mkl", lambda: True
     )  # else there are packed ones as well

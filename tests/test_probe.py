@@ -166,7 +166,7 @@ def test_states_are_those_of_transformers(perturbed: Path, tmp_path: Path):
     sentences[3] = (("unheardof", *sentences[3][0]), "3")  # a word of several tokens
     source = open_model(perturbed, "cpu")
     sequences = list(read_words(sentences, source.tokenizer, 64))
-    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    encoder = source.network(Encoder, "encoder.")
     assert list(write_word_states(encoder, sequences, range(4), tmp_path))[-1] == 20
     theirs = transformers.AutoModel.from_pretrained(perturbed).eval()
     tokens = transformers.AutoTokenizer.from_pretrained(perturbed)
@@ -190,7 +190,7 @@ def test_means_are_exact_before_they_are_rounded(perturbed: Path, tmp_path: Path
     found = []
     monkeypatch.setattr(word_states, "_float16", lambda values, _: found.append(values) or values.astype(np.float16))
     source = open_model(perturbed, "cpu")
-    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    encoder = source.network(Encoder, "encoder.")
     sequences = list(read_words([(FILLER[:5], "1"), (FILLER[5:12], "2")], source.tokenizer, 64))
     for part in (sequences, sequences[:1], sequences[1:]):
         list(write_word_states(encoder, part, [3], tmp_path))
@@ -239,7 +239,7 @@ def test_a_word_without_tokens_is_refused():
 
 def test_states_that_float16_cannot_hold(perturbed: Path, tmp_path: Path):
     source = open_model(perturbed, "cpu")
-    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    encoder = source.network(Encoder, "encoder.")
     encoder.blocks[1].feed_forward_norm.bias.data = encoder.blocks[1].feed_forward_norm.bias + 1e5
     sequences = list(read_words([(FILLER[:5], "1")], source.tokenizer, 64))
     list(write_word_states(encoder, sequences, [0, 1], tmp_path))

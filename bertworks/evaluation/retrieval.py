@@ -217,7 +217,7 @@ def evaluate_pairs(
     sides = []
     for texts, name in zip(zip(*pairs, strict=True), names or ["", ""], strict=True):
         source = LazyModel(model, device, name)
-        encoder, longest = source.network(Encoder, "encoder", prefix="encoder."), source.config.max_position_embeddings
+        encoder, longest = source.network(Encoder, "encoder."), source.config.max_position_embeddings
 
         def compute(batch: Batch, encoder: Encoder = encoder) -> Tensor:
             states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[1:]

@@ -12,24 +12,23 @@ from typing import Literal, TypedDict
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.typing import NDArray
+from torch import Tensor
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
-from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
-from bertworks.errors import BertworksError, quoted, require
+from bertworks.errors import quoted, require
 from bertworks.inference.engine import MAX_SCORES, LazyModel, compute_each, precision_for, prepared_encoder
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.cache import KeyValueCache
-from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder, LMHead
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import pack_output, to_int8_inference
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT, begin_with
 from bertworks.training.device import PrecisionOption
+from bertworks.training.objectives import PretrainingModel
 
 TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 AT_ONCE = 64  # sentences that are tokenized together
@@ -48,8 +47,18 @@ class Score(TypedDict):
     measure: Measure
 
 
+def make_score(text: str, tokens: list[str], values: NDArray[np.float64], measure: Measure) -> Score:
+    """The score of a sentence. values: the log-probability of each token."""
+    total, each = float(values.sum()), values.tolist()
+    return Score(text=text, score=total, tokens=tokens, log_probabilities=each, measure=measure)
+
+
 class CausalModel:
     """An open network that reads from left to right, with its output layer, in a precision.
+
+    Attributes:
+        longest: the largest number of tokens that it reads.
+        end_ids: the tokens that end a text.
 
     Raises:
         BertworksError: it reads in both directions, it is an exported one, or the weights lack the head.
@@ -63,8 +72,8 @@ class CausalModel:
         require(self.config.direction == "left_to_right", what, self.where, hint)
         hint = "load the model that it was exported from"
         require(not source.exported, "an exported model cannot continue texts", self.where, hint)
-        has_head = "lm_head" in component_names(source.state) or self.config.lm_head != "plain"
-        network = source.network(_Network, "encoder", *(["lm_head"] if has_head else []))
+        network = source.network(partial(PretrainingModel, objectives={"causal_lm": 1.0}))
+        assert network.lm_head is not None
         self.precision = precision_for(network.encoder, precision)
         self.encoder = (
             to_int8_inference(network.encoder)  # also for few tokens, which a pass with a cache has
@@ -74,12 +83,7 @@ class CausalModel:
         self._transform = network.lm_head.transform
         self._output = pack_output(network.encoder.embeddings.token.weight, network.lm_head.bias, self.precision)
         self.device = network.encoder.embeddings.token.weight.device
-        self.end_ids = _end_ids(source)
-
-    @property
-    def longest(self) -> int:
-        """The largest number of tokens that the network reads."""
-        return self.config.max_position_embeddings
+        self.longest, self.end_ids = self.config.max_position_embeddings, _end_ids(source)
 
     def states(
         self, ids: Tensor, layout: Layout, rows: Tensor | None = None, cache: KeyValueCache | None = None
@@ -106,14 +110,6 @@ class CausalModel:
         what = f"text {number} has {len(ids):,} tokens: the model reads {self.longest:,}, with those that it adds"
         require(len(ids) < self.longest, what, self.where, "shorten the text")
         return ids
-
-
-class _Network(nn.Module):
-    """An encoder and its head over the vocabulary."""
-
-    def __init__(self, c: EncoderConfig):
-        super().__init__()
-        self.encoder, self.lm_head = Encoder(c), LMHead(c)
 
 
 def _end_ids(source: LazyModel) -> list[int]:
@@ -163,20 +159,16 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
         sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]
         for text, ids in zip(texts, sequences, strict=True):
             number += 1
-            if len(ids) <= first:
-                hint = None if start else "give a longer one: this model cannot predict the first token"
-                what = f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}"
-                raise BertworksError(what, hint=hint)
+            hint = "leave it out" if start else "give a longer one: this model cannot predict the first token"
+            what = f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}"
+            require(len(ids) > first, what, "", hint)
         windows = [list(_windows(ids, first, model.longest)) for ids in sequences]
         units = [[window] for of_text in windows for window in of_text]
         compute = partial(_label_log_probabilities, model)
         results = iter(compute_each(model.encoder, compute, units, (), model.precision))
         for text, ids, of_text in zip(texts, sequences, windows, strict=True):
             values = np.concatenate([next(results) for _ in of_text]).astype(np.float64)
-            yield Score(
-                text=text, score=float(values.sum()), tokens=[t.tokens[n] for n in ids[first:]],
-                log_probabilities=values.tolist(), measure="log_likelihood",
-            )  # fmt: skip
+            yield make_score(text, [t.tokens[n] for n in ids[first:]], values, "log_likelihood")
 
 
 def _windows(ids: Ids, first: int, longest: int) -> Iterator[Example]:

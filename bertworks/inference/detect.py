@@ -2,10 +2,10 @@
 
 - `Discriminator`: the network
 - `detect`: texts -> `Detection`
-- `load_with_generator`, `detection_figures`: a discriminator and its generator, evaluated
+- `load_with_generator`, `detection_scores`, `ranking_figures`: a discriminator and its generator, evaluated
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import TypedDict
@@ -25,7 +25,7 @@ from bertworks.io.processes import chunk_by_size
 from bertworks.metrics.classification import area_under_curve
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, TokenHead
-from bertworks.text.tokenizer import Encoding, Tokenizer
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
 
@@ -56,15 +56,6 @@ class Discriminator(nn.Module):
         return self.replaced_token(states)[:, None]  # type: ignore[no-any-return]
 
 
-def load_discriminator(source: LazyModel) -> Discriminator:
-    """A discriminator in evaluation mode.
-
-    Raises:
-        BertworksError: the model has no head for replaced tokens.
-    """
-    return source.network(Discriminator, "encoder", "replaced_token")
-
-
 def detect(
     model: str | Path | LazyModel, texts: Iterable[str], *, device: str = "auto", precision: Precision = "fp32"
 ) -> Iterator[Detection]:
@@ -79,28 +70,21 @@ def detect(
         BertworksError: no such model, or one without the head for replaced tokens.
     """
     source = open_model(model, device)
-    network, t = load_discriminator(source), source.tokenizer
+    network, t = source.network(Discriminator), source.tokenizer
     room = source.config.max_position_embeddings - t.template.num_special()
 
     def compute(batch: Batch) -> Tensor:
         return torch.sigmoid(network.logits(batch).float())[batch.target.positions, 0]
 
     for group in chunk_by_size(texts, AT_ONCE, lambda _: 1):
-        encodings = [_encoded(text, t) for text in group]
-        units = [list(_windows(ids, room, t)) for _, ids in encodings]
+        encodings = list(t.arrays(group))
+        for text, (ids, _) in zip(group, encodings, strict=True):
+            require(len(ids), f"a text has no tokens: {text[:60]!r}", "", "leave it out")
+        units = [list(_windows(ids.astype(np.int64), room, t)) for ids, _ in encodings]
         results = compute_each(network, compute, units, (), precision)
-        for text, (encoding, ids), probabilities in zip(group, encodings, results, strict=True):
-            offsets = encoding.offsets[t.template.inner(len(encoding.ids))]
-            tokens = [t.tokens[n] for n in ids]
-            yield Detection(text=text, tokens=tokens, offsets=[*offsets], probabilities=probabilities.tolist())
-
-
-def _encoded(text: str, t: Tokenizer) -> tuple[Encoding, Ids]:
-    """A text, and its tokens without special tokens."""
-    encoding = t.encode(text)
-    ids = np.array(encoding.ids[t.template.inner(len(encoding.ids))], np.int64)
-    require(len(ids), f"a text has no tokens: {text[:60]!r}", "", "leave it out")
-    return encoding, ids
+        for text, (ids, places), probabilities in zip(group, encodings, results, strict=True):
+            tokens, offsets = [t.tokens[n] for n in ids], [(start, end) for start, end in places.tolist()]
+            yield Detection(text=text, tokens=tokens, offsets=offsets, probabilities=probabilities.tolist())
 
 
 def _windows(ids: Ids, room: int, t: Tokenizer) -> Iterator[Example]:
@@ -138,11 +122,6 @@ def load_with_generator(folder: Path, config: EncoderConfig) -> PretrainingModel
     state = state_with_generator(folder, network)
     network.load_state_dict(state | {n: p for n, p in network.state_dict().items() if n not in state})
     return network
-
-
-def detection_figures(network: PretrainingModel, batches: Sequence[Batch]) -> dict[str, float]:
-    """The `ranking_figures` of a discriminator."""
-    return ranking_figures(detection_scores(network, batches))
 
 
 @torch.no_grad()

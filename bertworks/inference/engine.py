@@ -19,17 +19,10 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
 from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
+from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import (
-    EXPORTED,
-    ModelFolder,
-    check_components,
-    load_state,
-    weights_sha256,
-    with_language,
-)
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.errors import BertworksError, UsageError, as_path, optional_import
+from bertworks.errors import BertworksError, UsageError, as_path, expect, optional_import, require
 from bertworks.inference.decoding import Logits
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.binary_files import read_protobuf
@@ -126,9 +119,8 @@ class OnnxModel(nn.Module):
         except Exception as error:
             hint = "its tokenizer or config.json belongs to another model"
             raise BertworksError(f"onnxruntime fails: {_one_line(error)}", where=self.where, hint=hint) from error
-        if x.shape != (*size, self.width):
-            what = f"the output for {list(size)} has the shape {list(x.shape)}, which the file does not declare"
-            raise BertworksError(what, where=self.where, hint="export the model again")
+        what = f"the output for {list(size)} has the shape {list(x.shape)}, which the file does not declare"
+        require(x.shape == (*size, self.width), what, self.where, "export the model again")
         return x
 
     def _check(self, names: list[str], each: str, width: int) -> None:
@@ -150,8 +142,7 @@ def _refuse_subgraphs(path: Path) -> None:
         has_subgraphs = 25 in model or any({6, 11} & names for names in attributes)
     except (OSError, TypeError, ValueError, IndexError):
         return  # no file, or another format: onnxruntime reports it
-    if has_subgraphs:
-        raise BertworksError("a graph with loops, branches or functions is not a BERT", where=str(path))
+    require(not has_subgraphs, "a graph with loops, branches or functions is not a BERT", path)
 
 
 def _one_line(error: Exception) -> str:
@@ -164,7 +155,7 @@ MAX_SCORES = 1 << 24  # logits over the vocabulary that are computed together
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class LazyModel(ModelFolder):
+class LazyModel(model_folder.ModelFolder):
     """A model folder with one copy of the weights for all its networks, read when it is first needed.
 
     Args:
@@ -184,10 +175,9 @@ class LazyModel(ModelFolder):
         self.name, self.device = name.encode("utf-8", "backslashreplace").decode(), device
         super().__init__(resolve_model(model))
         if language:
-            self.config = with_language(self.config, language)
+            self.config = model_folder.with_language(self.config, language)
         self.require_language()
         _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
-        self._sessions: dict[Any, OnnxModel] = {}
 
     def __str__(self) -> str:
         return str(self.folder)
@@ -195,13 +185,16 @@ class LazyModel(ModelFolder):
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Hashes of the weights and of the tokenizer."""
-        return {"weights_sha256": weights_sha256(self.within), "tokenizer_sha256": self.tokenizer.sha256}
+        return {
+            "weights_sha256": model_folder.weights_sha256(self.within),
+            "tokenizer_sha256": self.tokenizer.sha256,
+        }
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
         """The parameters under our names, float32, on the device. They are copies: the file may change. Matrices are
         stored by columns: a CPU then multiplies few rows in two thirds of the time."""
-        device, state = choose_device(self.device), load_state(self.within, self.config)
+        device, state = choose_device(self.device), model_folder.load_state(self.within, self.config)
 
         def copied(name: str, tensor: Tensor) -> Tensor:
             if tensor.ndim != 2 or ".embeddings." in name:
@@ -210,29 +203,24 @@ class LazyModel(ModelFolder):
 
         return {name: copied(name, state.pop(name)) for name in list(state)}
 
-    def network(self, make: Callable[[EncoderConfig], Network], *needs: str, prefix: str = "") -> Network:
+    def network(self, make: Callable[[EncoderConfig], Network], prefix: str = "") -> Network:
         """A network over the weights, in evaluation mode and without gradients. Its modules are its own, so that hooks
         in them do not affect other networks; its parameters are the tensors of `state`.
 
         Args:
-            needs: the components it is made of, such as `lm_head`.
             prefix: of the names of its parameters.
 
         Raises:
             BertworksError: a component is missing, or has another shape.
         """
-        check_components(component_names(self.state), needs, self.within)
         with meta_device_init():
             network = make(self.config)
         shapes = {prefix + name: tensor.shape for name, tensor in network.state_dict().items()}
+        model_folder.check_components(component_names(self.state), component_names(shapes), self.within)
         for name, shape in shapes.items():
-            if name not in self.state:
-                what, hint = f"this model has no {name.split('.')[0]}", "fine-tune it again: its files do not match"
-                raise BertworksError(what, where=str(self.within), hint=hint)
-            if self.state[name].shape != shape:
-                what = f"{name} is {list(self.state[name].shape)}, but the task needs {list(shape)}"
-                hint = "its task.json or config.json belongs to another model"
-                raise BertworksError(what, where=str(self.within), hint=hint)
+            found = list(self.state[name].shape) if name in self.state else "missing"
+            what = f"{name} is {found}, but the task needs {list(shape)}"
+            require(found == list(shape), what, self.within, "its task.json or config.json belongs to another model")
         network.load_state_dict({name.removeprefix(prefix): self.state[name] for name in shapes}, assign=True)
         return network.requires_grad_(False).eval()
 
@@ -243,13 +231,9 @@ class LazyModel(ModelFolder):
             UsageError: another device than the CPU, or another precision than fp32.
             BertworksError: the file has other outputs.
         """
-        if self.device.startswith("cuda") or precision not in ("auto", "fp32"):
-            what = "an exported model is computed on the CPU, in the precision of its file"
-            raise UsageError(what, where=str(self.within))
-        key = tuple(sorted(options.items()))
-        if key not in self._sessions:
-            self._sessions[key] = OnnxModel(self.within / EXPORTED, **options)
-        return self._sessions[key]
+        fits = not self.device.startswith("cuda") and precision in ("auto", "fp32")
+        expect(fits, "an exported model is computed on the CPU, in the precision of its file", where=self.within)
+        return OnnxModel(self.within / model_folder.EXPORTED, **options)
 
 
 def open_model(model: str | Path | LazyModel, device: str) -> LazyModel:
@@ -282,10 +266,10 @@ def precision_for(network: nn.Module, option: PrecisionOption) -> InferencePreci
         raise UsageError(f"the precision {option!r} is not known", hint=f"use {', '.join(get_args(PrecisionOption))}")
     device = next(network.parameters()).device
     precision = best_precision(device) if option == "auto" else option
-    if precision == "int8" and device.type != "cpu":
-        raise UsageError("int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
-    if precision == "int8" and not packed_linear.cpu_supports_int8():
-        raise UsageError("this processor has no instructions for int8 (VNNI)", hint="leave --precision out")
+    if precision == "int8":
+        expect(device.type == "cpu", "int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
+        what = "this processor has no instructions for int8 (VNNI)"
+        expect(packed_linear.cpu_supports_int8(), what, hint="leave --precision out")
     return precision
 
 

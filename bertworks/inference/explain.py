@@ -27,7 +27,7 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion, read_tokens
 from bertworks.inference.decoding import Answer
-from bertworks.inference.detect import Discriminator, load_discriminator
+from bertworks.inference.detect import Discriminator
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
@@ -214,6 +214,7 @@ def explain(
         states = p.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
         directions = F.normalize(torch.stack(states).float(), dim=-1)
     spans, other = _words(example.input_ids, t, blank_id)
+    beginning = Example(example.input_ids[:MOST_READERS], example.token_type_ids[:MOST_READERS], {})
     gradients = falls = None
     if value is not None and logits is not None:
 
@@ -237,7 +238,7 @@ def explain(
         attention=tuple(layer[0].float().cpu().numpy() for layer in p.encoder.attention_maps(states, batch.layout)),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
         notes=tuple(p.notes),
-        reads=None if p.frozen else read_tokens(p.encoder, _beginning(example, MOST_READERS)),
+        reads=None if p.frozen else read_tokens(p.encoder, beginning),
         replaced=None if p.replaced is None else np.array([p.replaced[a:b].max() for a, b in spans]),
     )
 
@@ -245,11 +246,6 @@ def explain(
 def _continues(source: LazyModel) -> bool:
     """Whether a model without a task reads from left to right: there is nothing to attribute, so no baseline."""
     return source.config.direction == "left_to_right" and not source.has_task
-
-
-def _beginning(example: Example, number: int) -> Example:
-    """The first tokens of a sequence, without targets."""
-    return Example(example.input_ids[:number], example.token_type_ids[:number], {})
 
 
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
@@ -271,10 +267,10 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     masks = np.flatnonzero(ids == t.mask_id)[:1]
     example = Example(ids, types, {"masked_lm": Target(masks, np.zeros_like(masks))})
     if "replaced_token" in parts:
-        return _discriminated(load_discriminator(source), t, example, target, notes)
+        return _discriminated(source.network(Discriminator), t, example, target, notes)
     if "lm_head" in parts and not _continues(source):
-        network = load_masked_lm(source)[0]
-    encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
+        network = load_masked_lm(source)
+    encoder = network.encoder if network else source.network(Encoder, "encoder.")
     attributed: _Attributed = example, "", None
     if network is None:
         notes.append("this model does not fill masks: there is no prediction to attribute")
@@ -300,9 +296,9 @@ def _discriminated(
     special = {*t.template.prefix, *t.template.between, *t.template.suffix}
     spans = [(a, b) for a, b in _words(ids, t, t.pad_id)[0] if ids[a] not in special]
     words = [t.decode(ids[a:b], skip_special_tokens=False).strip() for a, b in spans]
-    if not words or (target is not None and target not in words):
-        what = "the text has no words" if not words else f"the word {target!r} is not in the text"
-        raise UsageError(what, hint=f"use one of {', '.join(words[:20])}" if words else "give a text")
+    expect(words, "the text has no words", hint="give a text")
+    hint = f"use one of {', '.join(words[:20])}"
+    expect(target in (None, *words), f"the word {target!r} is not in the text", hint=hint)
     places = [a + int(probabilities[a:b].argmax()) for a, b in spans]  # the token that decides
     best = sorted(range(len(words)), key=lambda n: -probabilities[places[n]])
     chosen = best[0] if target is None else words.index(target)
@@ -384,25 +380,23 @@ def _label_output(d: TaskConfig, example: Example, label: str) -> _Attributed:
     return example, name, lambda x: x[:, 0, number] if is_independent else log_odds(x[:, 0], number)
 
 
-def _in_window(encoded: Features, prediction: int) -> tuple[Example, int]:
-    """The window with a prediction for an item, and the place among the predictions of that window, from its end."""
-    ends = np.cumsum([len(example.target.positions) for example in encoded.unit])
-    number = int(np.searchsorted(ends, prediction, side="right"))
-    return encoded.unit[number], prediction - int(ends[number])
-
-
 def _tag_output(
     d: TaskConfig, encoded: Features, words: Sequence[str], tags: Sequence[str], target: str | None
 ) -> _Attributed:
     """The tag of one word, or of one token of spans: the target, else the first that is not O, else the first."""
     if not tags:
         return encoded.unit[0], "", None
-    if target is not None and target not in words:
-        raise UsageError(f"the word {target!r} is not in the text, as the tokenizer splits it",
-                         hint=f"use one of {', '.join(words[:20])}")  # fmt: skip
+    what = f"the word {target!r} is not in the text, as the tokenizer splits it"
+    expect(target is None or target in words, what, hint=f"use one of {', '.join(words[:20])}")
     word = words.index(target) if target is not None else next((n for n, tag in enumerate(tags) if tag != "O"), 0)
-    (example, place), label = _in_window(encoded, word), d.labels.index(tags[word])
-    return example, f"the tag {tags[word]} of “{words[word]}” (log-odds)", lambda x: log_odds(x[:, place], label)
+    ends, label = np.cumsum([len(example.target.positions) for example in encoded.unit]), d.labels.index(tags[word])
+    window = int(np.searchsorted(ends, word, side="right"))
+    place = word - int(ends[window])  # among the predictions of the window, from its end
+    return (
+        encoded.unit[window],
+        f"the tag {tags[word]} of “{words[word]}” (log-odds)",
+        lambda x: log_odds(x[:, place], label),
+    )
 
 
 def _span_output(encoded: Features, answer: Answer) -> _Attributed:

@@ -19,11 +19,11 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
-from bertworks.errors import BertworksError, expect, quoted, require, several
-from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods
+from bertworks.errors import expect, quoted, require, several
+from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score
 from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
-from bertworks.text.tokenizer import Encoding, Tokenizer
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
 
@@ -38,20 +38,18 @@ class Filling(TypedDict):
     text: str  # the input with the token in place of the mask
 
 
-def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple[PretrainingModel, Tokenizer]:
+def load_masked_lm(source: LazyModel) -> PretrainingModel:
     """A masked language model in evaluation mode.
 
     Raises:
-        BertworksError: no such model; one that reads from left to right, or without masked LM head or mask token.
+        BertworksError: it reads from left to right, or has no masked LM head or no mask token.
     """
-    source = open_model(model, device)
-    if source.config.direction == "left_to_right":
-        what = "this model reads from left to right: it continues texts, and cannot predict masked tokens"
-        raise BertworksError(what, where=str(source), hint=f'bertworks generate {quoted(source.folder)} "a text"')
+    what = "this model reads from left to right: it continues texts, and cannot predict masked tokens"
+    hint = f'bertworks generate {quoted(source.folder)} "a text"'
+    require(source.config.direction != "left_to_right", what, source, hint)
     what = "this model has no mask token: it was not trained to predict masked tokens"
     require(source.tokenizer.mask_id >= 0, what, source, "use a masked language model, such as BERT or RoBERTa")
-    make = partial(PretrainingModel, objectives={"masked_lm": 1.0})
-    return source.network(make, "encoder", "lm_head"), source.tokenizer
+    return source.network(partial(PretrainingModel, objectives={"masked_lm": 1.0}))
 
 
 class MaskedText(NamedTuple):
@@ -60,7 +58,7 @@ class MaskedText(NamedTuple):
     text: str
     ids: Ids  # without [CLS] and [SEP]
     masks: Ids  # their positions in `ids`
-    encoding: Encoding
+    offsets: NDArray[np.int32]  # [ids, 2]: the characters of each
     # Tokens, and positions of the masks in them: one window; for a long text one around each mask. They are views,
     # because there may be as many windows as tokens.
     windows: list[tuple[Ids, Ids]]
@@ -79,7 +77,7 @@ class Filler:
         source = open_model(model, device)
         self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
         output = "logits", source.config.vocab_size
-        self.model = source.session("fp32", gives=output) if source.exported else load_masked_lm(source)[0]
+        self.model = source.session("fp32", gives=output) if source.exported else load_masked_lm(source)
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
         """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.
@@ -101,13 +99,16 @@ class Filler:
             BertworksError: it has no mask.
         """
         t = self.tokenizer
-        encoding = t.encode(text)
-        ids = np.array(encoding.ids[t.template.inner(len(encoding.ids))], np.int64)
+        ((short_ids, offsets),) = t.arrays([text])
+        ids = short_ids.astype(np.int64)
         masks = np.flatnonzero(ids == t.mask_id)
-        if not len(masks):
-            mask = t.special_tokens["mask_token"]
-            raise BertworksError(f"there is no {mask} in {text!r:.60}", hint=f"put {mask} in place of a word")
-        return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
+        mask = t.special_tokens["mask_token"]
+        require(len(masks), f"there is no {mask} in {text!r:.60}", "", f"put {mask} in place of a word")
+        room = self.longest - t.template.num_special()
+        groups = [masks] if len(ids) <= room else masks[:, None]
+        edges = [centered_window(int(group[0]), int(group[0]), len(ids), room) for group in groups]
+        windows = [(ids[start:end], group - start) for group, (start, end) in zip(groups, edges, strict=True)]
+        return MaskedText(text, ids, masks, offsets, windows)
 
     def top_tokens(self, texts: Sequence[MaskedText], k: int) -> list[NDArray[np.float32]]:
         """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
@@ -128,7 +129,7 @@ class Filler:
         t = self.tokenizer
         results = []
         for position, (scores, tokens) in zip(masked.masks.tolist(), top_tokens.tolist(), strict=True):
-            begin, end = masked.encoding.offsets[position + len(t.template.prefix)]
+            begin, end = masked.offsets[position].tolist()
             mask, ids, fillings = masked.text[begin:end], masked.ids.tolist(), []  # a space may belong to the mask
             for score, token in zip(scores[:k], map(int, tokens[:k]), strict=True):
                 ids[position] = token
@@ -139,13 +140,6 @@ class Filler:
                 fillings.append(Filling(score=score, token=token, token_str=word, sequence=sequence, text=text))
             results.append(fillings)
         return results
-
-    def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
-        """The windows of `MaskedText`."""
-        room = self.longest - self.tokenizer.template.num_special()
-        for group in [masks] if len(ids) <= room else list(masks[:, None]):
-            start, end = centered_window(int(group[0]), int(group[0]), len(ids), room)
-            yield ids[start:end], group - start
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
@@ -161,8 +155,6 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
 
 AT_ONCE = 256  # sentences that are tokenized together
 COPIES = 4096  # copies of sentences with different masks that are computed together
-
-
 _Sentence = tuple[str, Ids, list[Example]]  # its tokens, and a copy for each of them, with that token masked
 
 
@@ -198,18 +190,14 @@ def score(
         expect(not within_word, what, where=source, hint="leave --within-word out")
         yield from log_likelihoods(CausalModel(source, precision), sentences)
         return
-    network, tokenizer = load_masked_lm(source)
+    network, tokenizer = load_masked_lm(source), source.tokenizer
     longest = network.encoder.config.max_position_embeddings
     encoded = _encoded(sentences, tokenizer, longest, within_word)
     for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
         results = log_probabilities(network, [copy for _, _, copies in group for copy in copies], precision)
         ends = np.cumsum([len(ids) for _, ids, _ in group])
         for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
-            tokens = [tokenizer.tokens[n] for n in ids]
-            yield Score(
-                text=text, score=float(values.sum()), tokens=tokens, log_probabilities=values.tolist(),
-                measure="pseudo_log_likelihood",
-            )  # fmt: skip
+            yield make_score(text, [tokenizer.tokens[n] for n in ids], values, "pseudo_log_likelihood")
 
 
 def is_better(good: Score, bad: Score) -> bool:
@@ -222,8 +210,7 @@ def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, withi
     groups = chunk_by_size(sentences, AT_ONCE, lambda _: 1)
     pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)
     for number, (text, token_ids) in enumerate(pairs, 1):
-        if not token_ids:
-            raise BertworksError(f"sentence {number} has no tokens: {text[:60]!r}")
+        require(token_ids, f"sentence {number} has no tokens: {text[:60]!r}", "", "leave it out")
         ids = np.array(token_ids, np.int64)
         ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else range(1, len(ids) + 1)
         yield text, ids, [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)]

@@ -6,7 +6,6 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
@@ -23,7 +22,7 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
 from bertworks.datasets.values import answers_of
-from bertworks.errors import UsageError, as_path, expect, listed, optional_import, some_names
+from bertworks.errors import as_path, expect, listed, optional_import, some_names
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
@@ -64,8 +63,8 @@ class OutputFields:
         if raw:
             parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
-            if d.task not in ("classification", "multilabel", "choice", "qa"):
-                raise UsageError(f"a model for {d.task} has a single prediction, without alternatives")
+            has_several = d.task in ("classification", "multilabel", "choice", "qa")
+            expect(has_several, f"a model for {d.task} has a single prediction, without alternatives")
             parts = (*parts, "n_best" if d.task == "qa" else "scores")
         return cls(parts, top_k, probabilities, d.first_choice or 0)
 
@@ -117,17 +116,16 @@ class Predictor:
         source = open_model(model, device)
         self.folder, self.tokenizer = source.within, source.tokenizer
         d = source.task_config
-        if threshold is not None and d.task not in ("multilabel", "qa"):
-            raise UsageError(f"a model for {d.task} has no threshold", hint="leave it out")
-        if d.task == "multilabel" and not 0 <= (threshold or 0) <= 1:
-            raise UsageError(f"the threshold is {threshold}: expected a probability, from 0 to 1")
+        has_threshold, fits = d.task in ("multilabel", "qa"), d.task != "multilabel" or 0 <= (threshold or 0) <= 1
+        expect(threshold is None or has_threshold, f"a model for {d.task} has no threshold", hint="leave it out")
+        expect(fits, f"the threshold is {threshold}: expected a probability, from 0 to 1")
         changes = {"threshold": threshold, "max_length": max_length}
         self.description = replace(d, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
         self._source = source
         self._network, self.precision = _prepare(source, self.description, precision)
         length, longest = self.description.max_length, source.config.max_position_embeddings
-        if not MIN_LENGTH <= length <= longest:
-            raise UsageError(f"max_length is {length}: the model reads from {MIN_LENGTH} to {longest} tokens")
+        what = f"max_length is {length}: the model reads from {MIN_LENGTH} to {longest} tokens"
+        expect(MIN_LENGTH <= length <= longest, what)
         disable_heap_trim()
 
     @property
@@ -137,9 +135,8 @@ class Predictor:
 
     def in_fp32(self) -> "Predictor":
         """The same model in exact precision."""
-        other = copy(self)
-        other._network, other.precision = _prepare(self._source, self.description, "fp32")
-        return other
+        d = self.description
+        return Predictor(self._source, precision="fp32", threshold=d.threshold, max_length=d.max_length)
 
     @cached_property
     def network(self) -> TaskModel | None:
@@ -173,8 +170,8 @@ class Predictor:
             UsageError: as `predict`; the task has no labels of a whole text.
         """
         names, task = self.description.labels, self.description.task
-        if task not in ("classification", "multilabel"):
-            raise UsageError(f"a model for {task} has no labels of a whole text", hint="use predict")
+        what = f"a model for {task} has no labels of a whole text"
+        expect(task in ("classification", "multilabel"), what, hint="use predict")
         rows = [answer["scores"] for _, answer in self.answers(self._items(texts))]
         return np.array([[row[name] for name in names] for row in rows]).reshape(len(rows), len(names))
 
@@ -193,8 +190,8 @@ class Predictor:
         """
         d, rows, values = self.description, self._items(texts), listed(labels, "score([text], [label])", "label")
         values = [_as_answers(value) if d.task == "qa" else value for value in values]
-        if len(rows) != len(values):
-            raise UsageError(f"{len(rows):,} texts and {len(values):,} labels", hint="give one label for each text")
+        what = f"{len(rows):,} texts and {len(values):,} labels"
+        expect(len(rows) == len(values), what, hint="give one label for each text")
         names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
         schema = Schema(task=d.task, text=d.text, labels=names, separator=d.separator, first_choice=d.first_choice or 0)
         gold = [
@@ -286,9 +283,8 @@ def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -
 
 
 def task_network(source: LazyModel, d: TaskConfig) -> TaskModel:
-    head = "span" if d.task == "qa" else "classifier"
     lstm = {"lstm_units": d.lstm_units, "lstm_encoder": d.lstm_encoder, "feature_layers": d.feature_layers}
-    return source.network(lambda config: TaskModel(config, make_task_head(d), **lstm), "encoder", head)  # type: ignore
+    return source.network(lambda config: TaskModel(config, make_task_head(d), **lstm))  # type: ignore[arg-type]
 
 
 def _prepare(
@@ -310,21 +306,15 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
     """One of the texts for `Predictor.predict`, checked. number: for messages."""
     texts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, list | tuple) else ()
     count = len(texts)
-    match d.task:
-        case "tagging":
-            fits, expected = count > 0, "a string, or a list of words"
-        case "choice":
-            fits = count == d.num_choices + 1 if d.num_choices else count > 2  # 0: any number
-            expected = "(prompt, choice, choice, ...)"
-        case "qa":
-            fits, expected = count == 2, "(question, context)"
-        case "spans":
-            fits, expected = count == 1, "a string"
-        case _:
-            fits = count == len(d.text) if d.text else 1 <= count <= 2
-            expected = ("a string, or a pair of them", "a string", "a pair of strings")[len(d.text)]
-    if not fits or not all(isinstance(part, str) for part in texts):
-        raise UsageError(f"text {number} is {str(text)[:60]!r}: expected {expected}")
+    of_length = {0: "a string, or a pair of them", 1: "a string", 2: "a pair of strings"}
+    fits, expected = {
+        "tagging": (count > 0, "a string, or a list of words"),
+        "choice": (count == d.num_choices + 1 if d.num_choices else count > 2, "(prompt, choice, choice, ...)"),
+        "qa": (count == 2, "(question, context)"),
+        "spans": (count == 1, "a string"),
+    }.get(d.task, (count == len(d.text) if d.text else 1 <= count <= 2, of_length.get(len(d.text), "")))
+    is_text = fits and all(isinstance(part, str) for part in texts)
+    expect(is_text, f"text {number} is {str(text)[:60]!r}: expected {expected}")
     return Item(texts, None, f"text {number}", str(number), raw=d.task == "tagging" and isinstance(text, str))
 
 

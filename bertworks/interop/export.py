@@ -328,8 +328,8 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         return _Source(name, source, network, predictor)
     if not encoder_only and "lm_head" in components:
         pretrained = partial(PretrainingModel, objectives={"masked_lm": 1.0})
-        return _Source(name, source, source.network(pretrained, "encoder", "lm_head"))
-    return _Source(name, source, source.network(Encoder, "encoder", prefix="encoder."))
+        return _Source(name, source, source.network(pretrained))
+    return _Source(name, source, source.network(Encoder, "encoder."))
 
 
 def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
