@@ -18,14 +18,7 @@ from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
 from bertworks.errors import UsageError, as_path, expect, require
 from bertworks.events import Event, printable
 from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
-from bertworks.inference.word_states import (
-    WordSequence,
-    check_room,
-    read_words,
-    states_bytes,
-    states_file,
-    write_word_states,
-)
+from bertworks.inference.word_states import WordSequence, check_room, read_words, states_file, write_word_states
 from bertworks.io.atomic_write import refuse_not_empty, write_json, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
@@ -174,7 +167,7 @@ def _check_counted(gold: Sequence[GoldTree], data: object) -> None:
 
 def _figures(source: LazyModel, work: _Work, result: dict[str, Any]) -> Iterator[Event]:
     """Add the figures of all layers, of the baselines, and the differences between them to the result."""
-    encoder, _ = prepared_encoder(source.network(Encoder, "encoder", prefix="encoder."), "fp32")
+    encoder, _ = prepared_encoder(source.network(Encoder, "encoder."), "fp32")
     ours = yield from _encoder_figures(encoder, work, "")
     random = yield from _encoder_figures(_random_encoder(source, work), work, "untrained encoder, ")
     gold = [work.data.gold[number] for number in work.data.evaluated]
@@ -211,7 +204,8 @@ def _encoder_figures(
     figures: dict[int, list[dict[str, RowSums]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder, total = Path(temporary), len(counts)
-        check_room(folder, states_bytes(sum(counts), len(work.layers), encoder.config.hidden_size), _SMALLER)
+        float16_bytes = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size
+        check_room(folder, float16_bytes, _SMALLER)
         for done in write_word_states(encoder, work.data.sequences, work.layers, folder):
             fields = {"stage": "probe", "what": "sentences", "amount": done, "of": total}
             yield Event("stage", f"{name}hidden states: {done:,} of {total:,} sentences", fields)

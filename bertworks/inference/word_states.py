@@ -72,11 +72,6 @@ def read_words(
             yield WordSequence(example, tokens + len(tokenizer.template.prefix), of_word, len(words))
 
 
-def states_bytes(words: int, layers: int, width: int) -> int:
-    """Bytes on disk of the states of words."""
-    return words * layers * width * np.dtype(np.float16).itemsize
-
-
 def check_room(folder: Path, size: int, hint: str) -> None:
     """Raise BertworksError if a disk has no room for a number of bytes."""
     free = shutil.disk_usage(folder).free
