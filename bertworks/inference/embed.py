@@ -23,18 +23,10 @@ from bertworks.datasets.infer_schema import holds_codes, study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, as_path, listed, names_of, quoted
+from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, names_of, quoted, require
 from bertworks.events import Event
+from bertworks.inference import predict
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
-from bertworks.inference.predict import (
-    COMPARED,
-    bulk_portions,
-    compute_file,
-    portions,
-    refuse_taken,
-    results_in,
-    write_columns,
-)
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.binary_files import write_npy
@@ -56,9 +48,7 @@ class Moments:
     """Count, sum and products of vectors, which come in blocks [N, D]."""
 
     def __init__(self, dimension: int, blocks: Iterable[Vectors]):
-        self.count = 0
-        self._sum = np.zeros(dimension)
-        self._products = np.zeros((dimension, dimension))
+        self.count, self._sum, self._products = 0, np.zeros(dimension), np.zeros((dimension, dimension))
         for block in blocks:
             exact = block.astype(np.float64)
             self.count += len(block)
@@ -80,10 +70,8 @@ class Moments:
         mean = self._sum / self.count
         if kind == "center":
             return lambda x: (x - mean).astype(np.float32)
-        if not self.can_whiten:
-            count = f"{self.count:,} vectors of {len(self._sum)} dimensions"
-            hint = "--learn-from a file with more texts, or --whitening center"
-            raise BertworksError(f"whitening needs more vectors than dimensions: {count}", hint=hint)
+        what = f"whitening needs more vectors than dimensions: {self.count:,} vectors of {len(self._sum)} dimensions"
+        require(self.can_whiten, what, "", "--learn-from a file with more texts, or --whitening center")
         variances, directions = np.linalg.eigh(self._products / self.count - np.outer(mean, mean))
         is_wide = variances > _SMALLEST * variances[-1]
         matrix = directions * np.where(is_wide, np.where(is_wide, variances, 1.0) ** -0.5, 0.0)
@@ -127,14 +115,14 @@ class Embedder:
         device: str = "auto",
         precision: PrecisionOption = "auto",
     ):
-        if pooling is not None and pooling not in get_args(Pooling):
-            raise UsageError(f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(get_args(Pooling))}")
+        known = get_args(Pooling)
+        expect(pooling in (None, *known), f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(known)}")
         self._source = source = open_model(model, device)
         self.folder, settings = source.within, source.sentence_transformer.settings
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
-        if max_length is not None and not 3 <= max_length <= longest:
-            raise UsageError(f"max_length is {max_length}: the model reads from 3 to {longest} tokens")
+        what = f"max_length is {max_length}: the model reads from 3 to {longest} tokens"
+        expect(max_length is None or 3 <= max_length <= longest, what)
         self.settings = replace(
             settings,
             pooling=pooling or settings.pooling,
@@ -142,9 +130,9 @@ class Embedder:
             max_length=max_length or min(settings.max_length or longest, self.tokenizer.model_max_length, longest),
         )
         self.dimension = source.config.hidden_size
-        if self.settings.pooling == "last-four" and isinstance(self._network, OnnxModel):
-            hint = "use another pooling, or the model that was exported"
-            raise UsageError("an exported model has only the last layer", where=str(self.folder), hint=hint)
+        fits = self.settings.pooling != "last-four" or not source.exported
+        hint = "use another pooling, or the model that was exported"
+        expect(fits, "an exported model has only the last layer", where=self.folder, hint=hint)
         disable_heap_trim()
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
@@ -157,7 +145,7 @@ class Embedder:
         Raises:
             UsageError: not a list, or not of strings."""
         texts = listed(texts, "embed([text])[0]")
-        parts = portions(texts, lambda text: len(text) if isinstance(text, str) else 0)
+        parts = predict.portions(texts, lambda text: len(text) if isinstance(text, str) else 0)
         vectors = [self.portion(part, prompt)[0] for part in parts]
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *vectors])
 
@@ -174,9 +162,7 @@ class Embedder:
         if wrong := [n for n, text in enumerate(texts, 1) if not isinstance(text, str)]:
             raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
         prefix = self.settings.prompt() if prompt is None else prompt
-        inputs = [prefix + text for text in texts]
-        if self.settings.lowercase:
-            inputs = [text.lower() for text in inputs]
+        inputs = [(prefix + text).lower() if self.settings.lowercase else prefix + text for text in texts]
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
         units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [e.num_truncated for e in encodings]
@@ -223,7 +209,7 @@ def _network(
     if source.exported:
         output = "last_hidden_state", source.config.hidden_size
         return source.session(option, gives=output), "fp32"
-    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    encoder = source.network(Encoder, "encoder.")
     ready, precision = prepared_encoder(encoder, option)
     return with_fp16_weights(encoder, ready) if (option, precision) == ("auto", "fp32") else ready, precision
 
@@ -263,10 +249,9 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
     sample = [row.values for row in first_rows(reader)]
     columns = {name: [values.get(name) for values in sample] for name in reader.columns}
     name = choose_column(columns, reader.name, None, "--text")
-    if holds_codes(study(reader, len(sample))[name]):
-        what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
-        hint = f"name another column with --text; or this one, --text {quoted(name)}"
-        raise UsageError(what, where=reader.name, hint=hint)
+    what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
+    hint = f"name another column with --text; or this one, --text {quoted(name)}"
+    expect(not holds_codes(study(reader, len(sample))[name]), what, where=reader.name, hint=hint)
     return (name,)
 
 
@@ -297,14 +282,14 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
 def _texts(reader: RowReader, columns: Sequence[str], empty: IssueCounter, names: Sequence[str] = ()) -> Iterator[str]:
     """The text of each row, see `row_text`. names: of new columns, which no row may have."""
     for row in reader:
-        refuse_taken(row, names)
+        predict.refuse_taken(row, names)
         yield row_text(row, columns, empty)
 
 
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
     """The vectors of the texts of a file, in portions. Rows without text are left out."""
     reader = RowReader(path)
-    for texts in portions(_texts(reader, text_columns(reader, ()), IssueCounter()), len):
+    for texts in predict.portions(_texts(reader, text_columns(reader, ()), IssueCounter()), len):
         yield embedder.portion(list(filter(None, texts)))[0]
 
 
@@ -340,8 +325,7 @@ def embed_file(
         BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
     """
     kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
-    if kind == "conll":
-        raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
+    expect(kind != "conll", "CoNLL files cannot hold vectors", hint="use another format")
     make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
     reader = RowReader(rows_of_texts(data, ["text"]), read)
@@ -359,9 +343,8 @@ def embed_file(
         blocks = _finished(embedder, files, has_text, whitening, learn_from)
         return _write_vectors(output, kind, reader, names, blocks, guard_formulas)
 
-    options = pooling, normalize, max_length, device, precision, None
-    job, compute = in_bulk(bulk, output, "embed", reader, columns, embedder, str(model), *options)
-    yield from compute_file(
+    job, compute = in_bulk(bulk, output, "embed", reader, columns, embedder, str(model), device, precision)
+    yield from predict.compute_file(
         "embed", reader, job, _texts(reader, columns, empty, names), compute, write,
         empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
         examples=lambda texts: embedder.examples((f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)),
@@ -377,25 +360,26 @@ def _portion(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[
 
 
 def vector_maker(
-    model: str, pooling: Pooling | None, normalize: bool | None, max_length: int | None, device: str,
-    precision: PrecisionOption, prompts: list[str] | None, threads: int,
-) -> tuple[dict[str, Any], Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
-    """The `maker` of vectors, see `Portions`."""
-    machine, options = fixed_machine(device, threads), {"normalize": normalize, "max_length": max_length}
-    embedder = Embedder(model, pooling=pooling, device=device, precision=precision, **options)  # type: ignore[arg-type]
+    options: dict[str, Any], prompts: list[str] | None, threads: int
+) -> tuple[dict[str, Any], Callable[[Sequence[str]], tuple[int, bytes]]]:
+    """The `maker` of vectors, see `Portions`. options: of the `Embedder`."""
+    machine, embedder = fixed_machine(options["device"], threads), Embedder(**options)
     identity = {"model": embedder.fingerprint, "precision": embedder.precision, **machine}
     return identity, partial(_portion, embedder, prompts)
 
 
 def in_bulk(
     bulk: Bulk, output: str | Path, command: str, reader: RowReader, columns: Sequence[str], embedder: Embedder,
-    *options: Any,
+    model: str, device: str, precision: PrecisionOption = "auto", prompts: Sequence[str] | None = None,
 ) -> tuple[Portions, Callable[[Sequence[str]], tuple[int, bytes]]]:  # fmt: skip
-    """Vectors of a file: its `bulk_portions`; and what computes a portion here. options: of `vector_maker`."""
-    settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
-    maker, device = "bertworks.inference.embed:vector_maker", options[4]
-    job = bulk_portions(bulk, output, command, reader, settings, device, maker, *options)
-    return job, partial(_portion, embedder, options[-1])
+    """Vectors of a file: its `bulk_portions`; and what computes a portion here. model, device, precision: of the
+    embedder, as they were given. prompts: see `_portion`."""
+    identity = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
+    options = {name: getattr(embedder.settings, name) for name in ("pooling", "normalize", "max_length")}
+    options |= {"model": model, "device": device, "precision": precision}
+    maker = "bertworks.inference.embed:vector_maker"
+    job = predict.bulk_portions(bulk, output, command, reader, identity, device, maker, options, prompts)
+    return job, partial(_portion, embedder, prompts)
 
 
 def _finished(
@@ -406,7 +390,7 @@ def _finished(
     def stored() -> Iterator[Vectors]:
         yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
         for file in files:
-            yield np.frombuffer(results_in(file), np.float32).reshape(-1, embedder.dimension)
+            yield np.frombuffer(predict.results_in(file), np.float32).reshape(-1, embedder.dimension)
 
     if whitening == "none":
         return stored()
@@ -417,7 +401,7 @@ def _finished(
 
 def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
     """The difference of the first vectors to those in fp32."""
-    texts = list(filter(None, islice(_texts(reader, columns, IssueCounter()), COMPARED)))
+    texts = list(filter(None, islice(_texts(reader, columns, IssueCounter()), predict.COMPARED)))
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())
@@ -437,4 +421,4 @@ def _write_vectors(
     # Parquet has float32. Other formats get the shortest digits that identify a float32.
     shown = vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
     columns = (dict.fromkeys(names, vector) for vector in shown)
-    return write_columns(output, kind, reader, names, columns, guard_formulas)
+    return predict.write_columns(output, kind, reader, names, columns, guard_formulas)

@@ -19,7 +19,7 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
-from bertworks.errors import BertworksError, UsageError, names_of, require
+from bertworks.errors import BertworksError, UsageError, expect, names_of, require
 from bertworks.events import Event, no_notes
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor
@@ -32,7 +32,6 @@ from bertworks.io.tables import Data, ReadOptions, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
-PREDICTION_MAKER = "bertworks.inference.predict:prediction_maker"
 COMPARED = 64  # rows that are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
 _OF_EMPTY = {"predict": "have no prediction", "embed": "get the vector of an empty text"}  # rows without text
@@ -216,8 +215,8 @@ def predict_file(
     """
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     d, kind = predictor.description, kind or kind_of(output)
-    if kind == "conll" and d.task != "tagging":
-        raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
+    what = f"CoNLL columns are for tags, and this model is for {d.task}"
+    expect(kind != "conll" or d.task == "tagging", what, hint="use another format")
     data = rows_of_texts(data, ("question", "context") if d.task == "qa" else d.text or ("text",))
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = schema_for(reader, d, text)
@@ -227,7 +226,8 @@ def predict_file(
         yield _compare(predictor, _items(reader, schema, d, fields, IssueCounter()))
 
     def write(files: Sequence[Path]) -> str | None:
-        columns = chain.from_iterable(map(_rows_in, files))
+        rows_in = partial(json.loads, parse_float=lambda digits: round(float(digits), _DIGITS))
+        columns = chain.from_iterable(rows_in(results_in(file)) for file in files)
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
             return None
@@ -237,7 +237,8 @@ def predict_file(
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows = _items(reader, schema, d, fields, empty)
     options = str(model), device, precision, threshold, asdict(fields)
-    job = bulk_portions(bulk, output, "predict", reader, settings, device, PREDICTION_MAKER, *options)
+    maker = "bertworks.inference.predict:prediction_maker"
+    job = bulk_portions(bulk, output, "predict", reader, settings, device, maker, *options)
     yield from compute_file(
         "predict", reader, job, rows, partial(_predictions, predictor, fields), write,
         empty=empty, examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
@@ -252,14 +253,6 @@ def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item
     columns = [fields.empty_columns if item is None else fields.columns(*next(answers)) for item in rows]
     truncated = sum(row["truncated_tokens"] > 0 for row in columns)
     return truncated, json.dumps(columns, ensure_ascii=False).encode()
-
-
-def _rows_in(portion: Path) -> list[dict[str, Any]]:
-    """The new columns of the rows of a portion."""
-    rows: list[dict[str, Any]] = json.loads(
-        results_in(portion), parse_float=lambda digits: round(float(digits), _DIGITS)
-    )
-    return rows
 
 
 def prediction_maker(
@@ -293,9 +286,8 @@ def _tagged_lines(reader: RowReader, schema: Schema, results: Iterator[dict[str,
     for (row, item), result in zip(rows_with_items(reader, schema, IssueCounter()), results, strict=True):
         words = result["predicted_words"] if schema.raw else item.texts if item else ()
         for word, tag in zip(words or (), result["predicted_tags"] or (), strict=True):
-            if "\t" in word or "\n" in word:
-                what = f"the word {word!r} does not fit in a line"
-                raise BertworksError(what, where=row.where, hint="write .jsonl")
+            fits = "\t" not in word and "\n" not in word
+            require(fits, f"the word {word!r} does not fit in a line", row.where, "write .jsonl")
             yield f"{word}\t{tag}"
         yield ""
 

@@ -175,8 +175,7 @@ class Index(Documents):
             UsageError: k is not positive; the reranker does not score pairs; there is no graph.
             BertworksError: the model is missing, or is not the one that made the index.
         """
-        if not isinstance(query, str):
-            raise UsageError(f"expected one query, not {query!r:.60}", hint="search each query on its own")
+        expect(isinstance(query, str), f"expected one query, not {query!r:.60}", hint="search each query on its own")
         expect(k >= 1, f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):
             raise UsageError(f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}")
@@ -348,9 +347,8 @@ def index_file(
     def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
         return portions(((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1]))
 
-    name, s = str(model or index.manifest.model), index.embedder.settings
-    options = name, s.pooling, s.normalize, s.max_length, device, "auto", DOCUMENT_PROMPTS
-    job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, *options)
+    name, prompts = str(model or index.manifest.model), DOCUMENT_PROMPTS
+    job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, name, device, prompts=prompts)
     with ExitStack() as stack:
         if bulk and not index.manifest.sources.get(source, (0, False))[1]:
             stack.enter_context(job.open())

@@ -220,8 +220,6 @@ class Documents:
         BertworksError: the index is missing or damaged.
     """
 
-    manifest: Manifest
-
     def __init__(self, folder: Path):
         self.folder = folder
         self._opened: dict[str, Segment] = {}
