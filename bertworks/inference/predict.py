@@ -32,8 +32,10 @@ from bertworks.io.tables import Data, ReadOptions, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 
+PREDICTION_MAKER = "bertworks.inference.predict:prediction_maker"
 COMPARED = 64  # rows that are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
+_rounded = partial(json.loads, parse_float=lambda digits: round(float(digits), _DIGITS))
 _OF_EMPTY = {"predict": "have no prediction", "embed": "get the vector of an empty text"}  # rows without text
 _T = TypeVar("_T")
 
@@ -226,8 +228,7 @@ def predict_file(
         yield _compare(predictor, _items(reader, schema, d, fields, IssueCounter()))
 
     def write(files: Sequence[Path]) -> str | None:
-        rows_in = partial(json.loads, parse_float=lambda digits: round(float(digits), _DIGITS))
-        columns = chain.from_iterable(rows_in(results_in(file)) for file in files)
+        columns = chain.from_iterable(_rounded(results_in(file)) for file in files)
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
             return None
@@ -237,8 +238,7 @@ def predict_file(
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows = _items(reader, schema, d, fields, empty)
     options = str(model), device, precision, threshold, asdict(fields)
-    maker = "bertworks.inference.predict:prediction_maker"
-    job = bulk_portions(bulk, output, "predict", reader, settings, device, maker, *options)
+    job = bulk_portions(bulk, output, "predict", reader, settings, device, PREDICTION_MAKER, *options)
     yield from compute_file(
         "predict", reader, job, rows, partial(_predictions, predictor, fields), write,
         empty=empty, examples=lambda rows: predictor.reading.preview(list(filter(None, rows))),
