@@ -70,8 +70,6 @@ class CausalModel:
         mask = self.tokenizer.special_tokens.get("mask_token", "a mask")
         hint = f'bertworks fill {quoted(source.folder)} "a text with {mask}"'
         require(self.config.direction == "left_to_right", what, self.where, hint)
-        hint = "load the model that it was exported from"
-        require(not source.exported, "an exported model cannot continue texts", self.where, hint)
         network = source.network(partial(PretrainingModel, objectives={"causal_lm": 1.0}))
         assert network.lm_head is not None
         self.precision = precision_for(network.encoder, precision)

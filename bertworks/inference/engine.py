@@ -185,10 +185,7 @@ class LazyModel(model_folder.ModelFolder):
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Hashes of the weights and of the tokenizer."""
-        return {
-            "weights_sha256": model_folder.weights_sha256(self.within),
-            "tokenizer_sha256": self.tokenizer.sha256,
-        }
+        return {"weights_sha256": model_folder.weights_sha256(self.within), "tokenizer_sha256": self.tokenizer.sha256}
 
     @cached_property
     def state(self) -> dict[str, Tensor]:

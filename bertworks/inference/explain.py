@@ -24,7 +24,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.errors import BertworksError, UsageError, expect
+from bertworks.errors import UsageError, expect
 from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion, read_tokens
 from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import Discriminator
@@ -205,10 +205,11 @@ def explain(
         BertworksError: no such model.
     """
     t = (source := open_model(model, device)).tokenizer
-    if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0 and not _continues(source):
-        raise UsageError(f"the baseline {baseline!r} is not known to this tokenizer", hint="use mask or pad")
     p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
     (example, name, value), logits, embedding = p.attributed, p.logits, p.encoder.embeddings.token
+    blank_id = {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)
+    what = f"the baseline {baseline!r} is not known to this tokenizer"
+    expect(value is None or blank_id >= 0, what, hint="use mask or pad")
     batch = collate([example]).to(embedding.weight.device)
     with torch.no_grad():
         states = p.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
@@ -243,11 +244,6 @@ def explain(
     )
 
 
-def _continues(source: LazyModel) -> bool:
-    """Whether a model without a task reads from left to right: there is nothing to attribute, so no baseline."""
-    return source.config.direction == "left_to_right" and not source.has_task
-
-
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
     """The first token and the end of each word; and the ids with all tokens blank except special tokens and masks."""
     is_special = np.isin(ids, [*t.template.prefix, *t.template.between, *t.template.suffix, t.mask_id])
@@ -268,7 +264,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     example = Example(ids, types, {"masked_lm": Target(masks, np.zeros_like(masks))})
     if "replaced_token" in parts:
         return _discriminated(source.network(Discriminator), t, example, target, notes)
-    if "lm_head" in parts and not _continues(source):
+    if "lm_head" in parts and source.config.direction != "left_to_right":
         network = load_masked_lm(source)
     encoder = network.encoder if network else source.network(Encoder, "encoder.")
     attributed: _Attributed = example, "", None
@@ -331,9 +327,6 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
 def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _Prediction:
     predictor = Predictor(source, precision="fp32")
     d, network = predictor.description, predictor.network
-    if network is None:
-        hint = "use the folder that it was exported from"
-        raise BertworksError("explain does not support exported models", where=str(source.within), hint=hint)
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and d.task in ("regression", "choice", "qa"):

@@ -139,9 +139,13 @@ class Predictor:
         return Predictor(self._source, precision="fp32", threshold=d.threshold, max_length=d.max_length)
 
     @cached_property
-    def network(self) -> TaskModel | None:
-        """The network in fp32 over the same weights, with modules to inspect; None for an exported model."""
-        return None if self._source.exported else task_network(self._source, self.description)
+    def network(self) -> TaskModel:
+        """The network in fp32 over the same weights, with modules to inspect.
+
+        Raises:
+            BertworksError: an exported model, which has none.
+        """
+        return task_network(self._source, self.description)
 
     def logits(self, units: Sequence[ExampleGroup]) -> list[Logits]:
         """See `compute_logits`."""

@@ -6,19 +6,18 @@
 """
 
 import json
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import eq
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertworks.batching.features import Features
 from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.config import packaged_table
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, require
@@ -26,7 +25,7 @@ from bertworks.inference.decoding import Answer
 from bertworks.metrics import intervals, squad
 from bertworks.metrics.classification import Span, count_spans, figures_by_type, paired, tag_runs
 
-_CONTENT = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text(encoding="utf-8"))
+_CONTENT = packaged_table(__file__, "tasks.toml")
 TASKS: Mapping[TaskType, Mapping[str, Any]] = _CONTENT["tasks"]
 METRICS = {task: tuple[str, ...](facts["metrics"]) for task, facts in TASKS.items()}
 NAMES: Mapping[str, str] = _CONTENT["names"]

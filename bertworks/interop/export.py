@@ -323,9 +323,7 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         what = "this model compares the vectors of two texts: programs for exported models read one at a time"
         compares = predictor.description.vectors in ("pair", "cosine")
         require(not compares, what, source, "export only the hidden states: --encoder")
-        network = predictor.network
-        assert network is not None
-        return _Source(name, source, network, predictor)
+        return _Source(name, source, predictor.network, predictor)
     if not encoder_only and "lm_head" in components:
         pretrained = partial(PretrainingModel, objectives={"masked_lm": 1.0})
         return _Source(name, source, source.network(pretrained))

@@ -231,8 +231,7 @@ class Index(Documents):
         embedder, fingerprint = self._embedder
         name, expected = self.manifest.model, self.manifest.fingerprint
         if differing := [key for key, value in fingerprint.items() if expected.get(key) != value]:
-            what = f"this index was made by another model than {self._model or name}: {differing[0]} is not the same, "
-            what += "and vectors of two models cannot be compared"
+            what = f"this index was made by another model than {self._model or name}: its {differing[0]} differs"
             hint = f"give the model that made it, {name}; or make the index again"
             raise BertworksError(what, where=str(self.folder), hint=hint)
         return embedder
