@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from glob import has_magic
 from os import PathLike
 from pathlib import Path
 from pkgutil import resolve_name
@@ -357,7 +358,8 @@ def nothing_there(path: Path) -> UsageError:
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, 1)
     meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {quoted(folder)}`"
-    return UsageError("there is no such file or folder", where=str(path), hint=meant)
+    what = "the glob matches nothing" if has_magic(str(path)) else "there is no such file or folder"
+    return UsageError(what, where=str(path), hint=meant)
 
 
 def _unify_line_ends(text: str) -> str:

@@ -198,14 +198,12 @@ class FileReader:
         first = next(rows, (0, []))
         named = tables.is_header(first[1])
         header = tables.column_names(first[1], named=named)
-        rows = rows if named else itertools.chain([first], rows)
-
-        def records() -> Iterator[_Record]:
-            for number, row in rows:
-                problem = "" if len(row) == len(header) else f"{len(row)} cells where the first row has {len(header)}"
-                yield number, dict(zip(header, row)), problem
-
-        return self._from_records(records(), header)
+        what = f"cells where the first row has {len(header)}"
+        records = (
+            (number, dict(zip(header, row)), "" if len(row) == len(header) else f"{len(row)} {what}")
+            for number, row in (rows if named else itertools.chain([first], rows))
+        )
+        return self._from_records(records, header)
 
     def _from_records(self, records: Iterator[_Record], names: Sequence[str] = ()) -> Iterator[RawDocument]:
         """The documents of records.
@@ -303,6 +301,7 @@ class CorpusReader:
     Attributes:
         files: all files.
         folders: all input folders.
+        options: `text_column`, `documents` and `encoding`.
         report: of the last complete pass.
 
     Raises:
@@ -314,7 +313,7 @@ class CorpusReader:
         self, inputs: Sequence[str | Path] | Data, *, text_column: str | None = None, documents: Documents = "auto",
         encoding: str | None = None,
     ):  # fmt: skip
-        self.text_column, self.documents, self.encoding = text_column, documents, encoding
+        self.options: dict[str, Any] = {"text_column": text_column, "documents": documents, "encoding": encoding}
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
         self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
@@ -374,7 +373,7 @@ class CorpusReader:
 
     def read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
         _, name = self._names[path]
-        for raw in FileReader(path, name, report, self.text_column, self.documents, self.encoding):
+        for raw in FileReader(path, name, report, **self.options):
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
             text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)
@@ -389,8 +388,6 @@ class CorpusReader:
     def _find(self, path: Path) -> Iterator[tuple[Path, str]]:
         """The files of an input, with their paths relative to it."""
         matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
-        hint = f"see what is there: `ls {quoted(path.parent)}`"
-        expect(matches or not glob.has_magic(str(path)), "the glob matches nothing", where=path, hint=hint)
         if not matches:
             raise nothing_there(path)
         for match in matches:

@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +57,7 @@ def source_of(reader: CorpusReader) -> dict[str, Any]:
         if isinstance(path, StoredRows) or str(path) == "-" or Path(path).is_fifo():
             what = "this can be read by one process only"
             raise UsageError(what, where=str(path), hint="save the text in a file, and name that")
-    options = {name: getattr(reader, name) for name in ("text_column", "documents", "encoding")}
-    return {"inputs": list(map(str, reader.inputs)), **options}
-
-
-def _with_report(blocks: Iterable[bytes], report: CorpusReport) -> Made:
-    return 0, pack(chain(blocks, (json.dumps(asdict(part)).encode() for part in [report])))
+    return {"inputs": list(map(str, reader.inputs)), **reader.options}
 
 
 def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_characters: int) -> Maker:
@@ -71,29 +65,29 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
     reader, writer = CorpusReader(**source), PartWriter(Path(folder, "tokenizer"), "")
     require(writer.tokenizer.sha256 == tokenizer, "this is another tokenizer", folder, "run the same command again")
 
-    def encoded(documents: list[str]) -> bytes:
-        np.savez(file := io.BytesIO(), **writer.encode(documents))
-        return file.getvalue()
-
-    def make(group: Group) -> Made:
+    def blocks(group: Group) -> Iterator[bytes]:
         report = CorpusReport()
-        parts = chunk_by_size(texts_of(reader, group, report), part_characters, len)
-        return _with_report(map(encoded, parts), report)
+        for documents in chunk_by_size(texts_of(reader, group, report), part_characters, len):
+            np.savez(file := io.BytesIO(), **writer.encode(documents))
+            yield file.getvalue()
+        yield json.dumps(asdict(report)).encode()
 
-    return {"corpus": reader.identity()}, make
+    return {"corpus": reader.identity()}, lambda group: (0, pack(blocks(group)))
 
 
 def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
     """The `maker` of word counts, see `Portions`: counts of some millions of characters each, then the sample."""
     reader, splitter = CorpusReader(**source), splitter_of(VocabularyConfig(**config))
 
-    def make(group: Group) -> Made:
+    def blocks(group: Group) -> Iterator[bytes]:
         report = CorpusReport()
         sample = Sample(texts_of(reader, group, report))
-        counts = (json.dumps(splitter.count(texts)).encode() for texts in chunk_by_size(sample, BATCH, len))
-        return _with_report(chain(counts, (json.dumps(kept.state).encode() for kept in [sample])), report)
+        for texts in chunk_by_size(sample, BATCH, len):
+            yield json.dumps(splitter.count(texts)).encode()
+        yield json.dumps(sample.kept).encode()
+        yield json.dumps(asdict(report)).encode()
 
-    return {"corpus": reader.identity()}, make
+    return {"corpus": reader.identity()}, lambda group: (0, pack(blocks(group)))
 
 
 def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ The file of a part is an .npz file, sealed with the sha256 of the text and of th
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bertworks.io.atomic_write import replacing
 from bertworks.io.binary_files import is_sealed, json_sha256, sealing, write_npy
-from bertworks.io.processes import chunk_by_size, in_processes
+from bertworks.io.processes import chunk_by_size
 from bertworks.text.segmentation import split_sentences
 from bertworks.text.tokenizer import Tokenizer
 
@@ -129,27 +129,6 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 def _most_frequent(words: Counter[str], number: int) -> dict[str, int]:
     return dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:number])
-
-
-def write_parts(
-    parts: Iterable[Part], tokenizer_folder: Path, folder: Path, workers: int | None
-) -> Generator[int, None, None]:
-    """Write the parts that do not exist yet; yield the characters of each, in order.
-
-    Args:
-        workers: processes; None: one per CPU; 1: this process only.
-
-    Raises:
-        BertworksError: a worker was killed, or could not write. The parts written before are kept.
-    """
-    return in_processes(
-        "bertworks.text.shard_writer:PartWriter",
-        [str(tokenizer_folder), str(folder)],
-        parts,
-        workers,
-        ended="a worker process ended while it made part {number} ({how})",
-        hint="run the same command again: it resumes after the finished parts; fewer --workers need less memory",
-    )
 
 
 class PartWriter:

@@ -16,20 +16,22 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self, get_origin
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, as_path, check, quoted, require, some_names
+from bertworks.config import NotNegative, Settings, build
+from bertworks.errors import BertworksError, UsageError, as_path, check, quoted, require, some_names
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
+from bertworks.io.processes import in_processes
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.file_groups import parts_of
-from bertworks.text.shard_writer import DATA_FILES, join_parts, part_path, token_dtype, write_parts
+from bertworks.text.shard_writer import DATA_FILES, join_parts, part_path, token_dtype
 from bertworks.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the folder and of the rules that make its bytes
@@ -40,31 +42,34 @@ _HINT = (
     "copy the folder again; or make it again: repeat the `bertworks prepare` command with --overwrite, or delete this "
     "folder within a run and repeat the `bertworks pretrain` command"
 )
+_ENDED = "a worker process ended while it made part {number} ({how})"
+_AGAIN = "run the same command again: it resumes after the finished parts; fewer --workers need less memory"
 # Of our files, in every format; other programs write a manifest.json too.
 _KEYS = {"manifest.json": {"tokens", "tokenizer_sha256"}, "plan.json": {"tokenizer", "files_sha256"}}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(Settings):
     """The content of manifest.json."""
 
-    format: int
-    documents: int
-    sentences: int
-    tokens: int
-    characters: int  # of the input text
-    unknown_tokens: int  # [UNK]
-    empty_documents: int  # left out: without tokens
-    empty_sentences: int  # left out: without tokens
+    format: NotNegative
+    documents: NotNegative
+    sentences: NotNegative
+    tokens: NotNegative
+    characters: NotNegative  # of the input text
+    unknown_tokens: NotNegative  # [UNK]
+    empty_documents: NotNegative  # left out: without tokens
+    empty_sentences: NotNegative  # left out: without tokens
     sections: bool  # the corpus is one document, which a pre-training cuts into sections
     dtype: str  # of tokens.bin
-    vocab_size: int
+    vocab_size: NotNegative
     tokenizer_sha256: str
     unknown_words: dict[str, int]  # the most frequent in a sample of sentences with [UNK]
     files: dict[str, str]  # sha256 by path inside the folder
     corpus: dict[str, Any]  # the report of the reader
     settings: dict[str, Any]  # of the command; another command is refused
-    crc32: dict[str, str]  # of the blocks of each file (`file_sums`); empty in folders of older versions
+    # Of the blocks of each file (`file_sums`); empty in folders of older versions.
+    crc32: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -84,21 +89,15 @@ class Manifest:
             content = json.loads(read_small(path, _MAX_MANIFEST))
             what = f"format {content['format']} of shards; this version reads {FORMAT}"
             require(content["format"] == FORMAT, what, path, _HINT)
-            if content.keys() & {"crc32", "sha256"} and content["sha256"] != json_sha256(content):
-                raise ValueError("its sha256 differs")
-            m = cls(**{"crc32": {}} | {f.name: content[f.name] for f in fields(cls) if f.name in content})
-            for name, value in vars(m).items():
-                kind: Any = cls.__annotations__[name]
-                if type(value) is not (get_origin(kind) or kind) or (type(value) is int and value < 0):
-                    raise ValueError(f"{name} is {value!r:.40}")
-            names = m.files.keys()
-            if m.dtype not in ("<u2", "<u4") or not {*DATA_FILES} <= names or m.crc32.keys() not in (names, set()):
-                raise ValueError("dtype or files")
-            check(
-                all(isinstance(text, str) for text in (*m.files.values(), *m.crc32.values())), "a checksum is no text"
-            )
+            is_old = not content.keys() & {"crc32", "sha256"}
+            check(is_old or content["sha256"] == json_sha256(content), "its sha256 differs")
+            m = build(cls, {f.name: content[f.name] for f in fields(cls) if f.name in content}, lambda _: "")
+            names, sums = m.files.keys(), (*m.files.values(), *m.crc32.values())
+            check(m.dtype in ("<u2", "<u4"), f"dtype {m.dtype:.40}")
+            check(names >= {*DATA_FILES} and m.crc32.keys() in (names, set()), "a file is missing")
+            check(all(isinstance(text, str) for text in sums), "a checksum is no text")
             return m
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UsageError) as error:
             raise BertworksError(f"the manifest is damaged: {error}", where=str(path), hint=_HINT) from None
 
     @property
@@ -231,7 +230,8 @@ def write_shards(
         else:
             _begin(folder, settings, reader, tokenizer)
             number, parts = 0, () if made else enumerate(parts_of(reader, part_characters))
-            with closing(write_parts(parts, folder / "tokenizer", folder / "parts", workers)) as written:
+            writer = "bertworks.text.shard_writer:PartWriter", [str(folder / "tokenizer"), str(folder / "parts")]
+            with closing(in_processes(*writer, parts, workers, ended=_ENDED, hint=_AGAIN)) as written:
                 for done in accumulate(written):
                     number += 1
                     if progress:
@@ -286,8 +286,7 @@ def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be equal to resume a folder, or to find it finished."""
-    options = {name: getattr(reader, name) for name in ("text_column", "documents", "encoding")}
-    return {"format": FORMAT, "tokenizer": tokenizer.sha256, **options, **reader.identity()}
+    return {"format": FORMAT, "tokenizer": tokenizer.sha256, **reader.options, **reader.identity()}
 
 
 def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path) -> None:
@@ -296,14 +295,10 @@ def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: Co
     if names == ["files_sha256"]:
         _refuse_other(existing, {"content_sha256": reader.content_sha256()}, reader, folder)
     elif names:
-        shown = "; ".join(f"{name}: {_short(existing.get(name))}, now {_short(settings[name])}" for name in names)
+        shown = "; ".join(f"{name}: {existing.get(name)!s:.12}, now {settings[name]!s:.12}" for name in names)
         what = f"this folder holds the shards of another command ({shown})"
         hint = "write to another folder with -o, or replace the shards with --overwrite"
         raise BertworksError(what, where=str(folder), hint=hint)
-
-
-def _short(value: Any) -> str:
-    return str(value) if len(str(value)) <= 12 else f"{str(value)[:12]}..."
 
 
 def _begin(folder: Path, settings: dict[str, Any], reader: CorpusReader, tokenizer: Tokenizer) -> None:

@@ -13,7 +13,7 @@ import re
 import sqlite3
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -194,41 +194,37 @@ class Sample:
 
     def __init__(self, documents: Iterable[str]):
         self._source = documents
-        # By whether the text is held out: the beginning of these documents, and how many more characters are kept.
-        self._kept: dict[bool, list[str]] = {True: [], False: []}
-        self._room = {True: _MAX_SAMPLE, False: _MAX_SAMPLE // 10}
+        # Of the training text and of the held-out text: the beginning, and how many more characters are kept.
+        self.kept: tuple[list[str], list[str]] = [], []
+        self._room = [_MAX_SAMPLE // 10, _MAX_SAMPLE]
 
     def __iter__(self) -> Iterator[str]:
         for text in self._source:
             drawn = zlib.crc32(text.encode("utf-8", "surrogatepass")) % _HELD_OUT == 0
             held_out = drawn and len(text) <= _MAX_SAMPLE // 20  # a book is too much to lose
-            if (room := self._room[held_out]) > 0:
-                self._kept[held_out].append(text[:room])
-                self._room[held_out] -= len(text)
+            self._keep(text, held_out)
             if not held_out:
                 yield text
 
-    @property
-    def state(self) -> list[list[str]]:
-        """What is kept, for `add` of another sample."""
-        return [self._kept[False], self._kept[True]]
+    def _keep(self, text: str, held_out: int) -> None:
+        if (room := self._room[held_out]) > 0:
+            self.kept[held_out].append(text[:room])
+            self._room[held_out] -= len(text)
 
-    def add(self, state: list[list[str]]) -> None:
+    def add(self, kept: Sequence[Iterable[str]]) -> None:
         """Add what a sample of later documents has kept."""
-        for held_out, texts in enumerate(state):
+        for held_out, texts in enumerate(kept):
             for text in texts:
-                if (room := self._room[bool(held_out)]) > 0:
-                    self._kept[bool(held_out)].append(text[:room])
-                    self._room[bool(held_out)] -= len(text)
+                self._keep(text, held_out)
 
     @property
     def is_large(self) -> bool:
         """Whether enough text is held out for meaningful rates."""
-        return sum(map(len, self._kept[True])) >= 10_000
+        return sum(map(len, self.kept[True])) >= 10_000
 
     @property
     def texts(self) -> list[str]:
-        return self._kept[True] if self.is_large else self._kept[False] or self._kept[True]
+        return self.kept[True] if self.is_large else self.kept[False] or self.kept[True]
 
 
 class WordStatistics:
