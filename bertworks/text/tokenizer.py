@@ -355,8 +355,9 @@ class Tokenizer:
 
     def _short(self, texts: Sequence[str]) -> list[ShortText]:
         """The texts without the inside of long runs."""
-        runs = self._long_runs
-        return [ShortText.of(text, runs if len(text) > _PART else None) for text in _checked_texts(texts)]
+        if wrong := [text for text in several(texts, "give [text]") if not isinstance(text, str)]:
+            raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="give a string")
+        return [ShortText.of(text, self._long_runs if len(text) > _PART else None) for text in texts]
 
     def _begin(self, texts: Sequence[str], most: int | None) -> Iterator[tuple[Any, int, ShortText]]:
         """For each text the encoding of its beginning, with at least `most` of its tokens (None: of all of it), the
@@ -442,9 +443,3 @@ class Tokenizer:
             places = (begun[number or 0][2].places(np.array(pair)) for number, pair in zip(e.sequence_ids, offsets))
             offsets = [(int(start), int(end)) for start, end in places]
         return Encoding(e.ids, e.type_ids, offsets, e.word_ids, e.special_tokens_mask, num_truncated)
-
-
-def _checked_texts(texts: Sequence[str]) -> Sequence[str]:
-    if wrong := [text for text in several(texts, "give [text]") if not isinstance(text, str)]:
-        raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="give a string")
-    return texts

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers.normalizers import BertNormalizer
 
 from bertworks.errors import BertworksError, quoted, require
@@ -36,7 +36,9 @@ _LARGEST_GROWTH = 256  # of a text, by the replacements of a normalizer
 _LONGEST_TEMPLATE = 16  # special tokens and texts
 _LONGEST_PATTERN = 1000  # characters of a regular expression; that of GPT-4o has 400
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
-_BYTE_LEVEL = {"roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False}  # <s> and </s> around
+_HAS_TEMPLATE = {  # by family: whether <s> and </s> stand around a text
+    "roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False, "openaigpt": False
+}  # fmt: skip
 
 
 def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -285,40 +287,26 @@ def _style_of(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], style: str) -> tokenizers.Tokenizer:
-    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without. Or
-    GPT's."""
-    if style and style not in (*_BYTE_LEVEL, "openaigpt"):
+    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without. Or GPT's
+    BPE of lower-cased words that end with </w> (Radford et al. 2018; Sennrich et al. 2016)."""
+    if style and style not in _HAS_TEMPLATE:
         pipeline.refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
-    if style == "openaigpt":
-        return _from_word_merges(path, ids, names)
-    is_good = "Ġ" in ids and all(type(number) is int and not token.endswith("</w>") for token, number in ids.items())
-    require(is_good, "not the vocabulary of a byte-level BPE", path, "use its tokenizer.json")
+    is_gpt, has_ends = style == "openaigpt", any(token.endswith("</w>") for token in ids)
+    is_good = (has_ends if is_gpt else "Ġ" in ids and not has_ends) and all(type(n) is int for n in ids.values())
+    kind = "BPE with </w>" if is_gpt else "byte-level BPE"
+    require(is_good, f"not the vocabulary of a {kind}", path, "use its tokenizer.json")
     require(sorted(ids.values()) == list(range(len(ids))), f"ids of the vocabulary are not 0..{len(ids) - 1}", path)
     tokens = pipeline.spell_special_tokens(names, ids)
-    has_template = _BYTE_LEVEL.get(style, {"<s>", "</s>"} <= ids.keys())
+    has_template = _HAS_TEMPLATE.get(style, {"<s>", "</s>"} <= ids.keys())
     require(not has_template or {"cls_token", "sep_token"} <= tokens.keys(), "the vocabulary lacks <s> or </s>", path)
+    require(not is_gpt or "unk_token" in tokens, "the vocabulary lacks <unk>", path)
     merges = _read_merges(path.with_name("merges.txt"))
-    library = tokenizers.Tokenizer(models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""))
-    add_prefix_space = config.get("add_prefix_space") is True
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    library.decoder = decoders.ByteLevel()
-    if has_template:
-        cls, sep = ((tokens[name], ids[tokens[name]]) for name in ("cls_token", "sep_token"))
-        library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
-    else:
-        library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, tokens)
-    return library
-
-
-def _from_word_merges(path: Path, ids: dict[str, Any], names: dict[str, str]) -> tokenizers.Tokenizer:
-    """BPE of lower-cased words that end with </w> (Radford et al. 2018; Sennrich et al. 2016)."""
-    is_good = any(token.endswith("</w>") for token in ids) and all(type(number) is int for number in ids.values())
-    require(is_good, "not the vocabulary of a BPE with </w>", path, "use its tokenizer.json")
-    require(sorted(ids.values()) == list(range(len(ids))), f"ids of the vocabulary are not 0..{len(ids) - 1}", path)
-    unknown = pipeline.spell_special_tokens(names, ids).get("unk_token")
-    require(unknown is not None, "the vocabulary lacks <unk>", path)
-    merges = _read_merges(path.with_name("merges.txt"))
+    if not is_gpt:
+        model = models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="")
+        add_prefix_space = config.get("add_prefix_space") is True
+        return pipeline.byte_level_pipeline(model, tokens, has_template, add_prefix_space=add_prefix_space)
+    unknown = tokens["unk_token"]
     model = models.BPE(ids, merges, unk_token=unknown, continuing_subword_prefix="", end_of_word_suffix="</w>")
     library = tokenizers.Tokenizer(model)
     library.normalizer, library.pre_tokenizer = BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()

@@ -113,6 +113,23 @@ def bert_pipeline(model: models.Model, special_tokens: dict[str, str], **normali
     return library
 
 
+def byte_level_pipeline(
+    model: models.Model, special_tokens: Mapping[str, str], has_template: bool, *, add_prefix_space: bool = False
+) -> tokenizers.Tokenizer:
+    """A tokenizer of the bytes of a text as it is, with RoBERTa's template or none."""
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    library.decoder = decoders.ByteLevel()
+    if has_template:
+        cls, sep = (
+            (token, library.token_to_id(token)) for token in map(special_tokens.get, ("cls_token", "sep_token"))
+        )
+        library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
+    else:
+        library.post_processor = template(library, NO_TEMPLATE, special_tokens)
+    return library
+
+
 def template(
     library: tokenizers.Tokenizer, patterns: tuple[str, str], special_tokens: Mapping[str, str]
 ) -> processors.TemplateProcessing:

@@ -283,7 +283,14 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
     """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
     if config.special_tokens != "bert":
-        return _byte_pipeline(config.special_tokens, model)
+        first, last = _AROUND[config.special_tokens]
+        around = (
+            {"cls_token": "</s>" if config.special_tokens == "xlm" else "<s>", "sep_token": "</s>"} if first else {}
+        )
+        library = pipeline.byte_level_pipeline(model, around, bool(first))
+        # A mask replaces a word together with the space before it.
+        library.add_special_tokens([*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)])
+        return library
     is_bert = config.algorithm == "wordpiece"
     settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents, "handle_chinese_chars": is_bert}
     library = pipeline.bert_pipeline(model, SPECIAL_TOKENS, **settings)
@@ -300,22 +307,6 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
         marks = pre_tokenizers.Punctuation()  # so that text never becomes a special token
         library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), marks])
         library.decoder = decoders.Metaspace()
-    return library
-
-
-def _byte_pipeline(special_tokens: SpecialTokens, model: models.Model) -> tokenizers.Tokenizer:
-    """No normalizer: bytes are what the text has. A mask replaces a word together with the space before it."""
-    library = tokenizers.Tokenizer(model)
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    first, last = _AROUND[special_tokens]
-    library.add_special_tokens([*first, *(AddedToken(token, lstrip=token == "<mask>") for token in last)])
-    if special_tokens in ("roberta", "xlm"):
-        first_token = "<s>" if special_tokens == "roberta" else "</s>"
-        cls, sep = ((token, _ROBERTA.index(token)) for token in (first_token, "</s>"))
-        library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=False)
-    else:
-        library.post_processor = pipeline.template(library, pipeline.NO_TEMPLATE, {})
     return library
 
 
