@@ -104,20 +104,15 @@ def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
 
 
 def _documents() -> Iterator[tuple[str, str]]:
-    """Name and text of each document, in the order of names within each kind of source."""
-    yield from _modules(Path(sysconfig.get_path("stdlib")), "python")
-    for root in sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}):
-        yield from _modules(Path(root), "package")
-
-
-def _modules(root: Path, kind: str) -> Iterator[tuple[str, str]]:
-    """Name and triple-quoted strings of every module in `root` that is not a test, a copy of another package, or an
-    installer."""
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        if _SKIPPED_FOLDERS.isdisjoint(parts) and not parts[-1].startswith("test_"):
-            strings = _TRIPLE_QUOTED.findall(path.read_text(encoding="utf-8", errors="ignore"))
-            yield f"{kind}/{'.'.join(parts).removesuffix('.__init__')}", "\n\n".join(text for _, text in strings)
+    """Name and triple-quoted strings of every module that is not a test, a copy of another package, or an installer, in
+    the order of names within each folder of packages."""
+    packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    for kind, root in [("python", sysconfig.get_path("stdlib")), *(("package", root) for root in packages)]:
+        for path in sorted(Path(root).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
+            if _SKIPPED_FOLDERS.isdisjoint(parts) and not parts[-1].startswith("test_"):
+                strings = _TRIPLE_QUOTED.findall(path.read_text(encoding="utf-8", errors="ignore"))
+                yield f"{kind}/{'.'.join(parts).removesuffix('.__init__')}", "\n\n".join(text for _, text in strings)
 
 
 MAX_LIBRARIES, MIN_ROWS = 8, 100

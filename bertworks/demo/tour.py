@@ -40,9 +40,8 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
     training, held_out = folder / "training.jsonl", folder / "held-out.jsonl"
     if not (training.exists() and held_out.exists()):
         yield Event("stage", "collecting the English that comes with Python and the installed packages")
-        (documents, words), (held_documents, held_words) = write_demo_corpus(folder)
-        text = f"{words:,} words in {documents:,} documents"
-        text += f"; held out: {held_words:,} words in {held_documents:,} documents"
+        (count, words), (held_count, held_words) = write_demo_corpus(folder)
+        text = f"{words:,} words in {count:,} documents; held out: {held_words:,} words in {held_count:,} documents"
         yield Event("note", text, {"training_words": words, "held_out_words": held_words})
     model, origins, classifier = folder / "model", folder / "origins", folder / "classifier"
     pretrained = yield from forward_events(pretrain([training], model, budget=f"{round(minutes * 60)}s"))
@@ -78,22 +77,16 @@ def _results(done: Event, model: Path) -> str:
 
 
 def _filled_blanks(model: Path, held_out: Path) -> list[str]:
-    """Predictions for blanks in held-out sentences, with the original word."""
-    sentences = list(islice(_held_out_sentences(held_out), _BLANKS))
+    """Predictions for a long word of held-out sentences, from documents in all parts of the file, with the word."""
+    texts = [row.values["text"] for row in RowReader(held_out)]
+    matches = filter(None, map(_SENTENCE.search, texts[:: max(1, len(texts) // _BLANKS)]))
+    sentences = [(f"{match[1]}[MASK]{match[3]}", match[2]) for match in islice(matches, _BLANKS)]
     lines = ["filled blanks:"]
     results = fill(model, [text for text, _ in sentences], k=_PREDICTIONS)
     for (text, original), (predictions, *_) in zip(sentences, results, strict=True):
         shown = ", ".join(f"{prediction['token_str']} {prediction['score']:.0%}" for prediction in predictions)
         lines += [f"  {text}", f"      {shown}  (it was: {original})"]
     return lines
-
-
-def _held_out_sentences(held_out: Path) -> Iterator[tuple[str, str]]:
-    """A sentence of documents from all parts of the file, without a long word in its middle, and the word."""
-    texts = [row.values["text"] for row in RowReader(held_out)]
-    for text in texts[:: max(1, len(texts) // _BLANKS)]:
-        if match := _SENTENCE.search(text):
-            yield f"{match[1]}[MASK]{match[3]}", match[2]
 
 
 def _next_steps(folder: Path) -> list[str]:

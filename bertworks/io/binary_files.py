@@ -227,6 +227,5 @@ def last_value(message: Protobuf, number: int, default: _T) -> _T:
         ValueError: the value is not of the type of `default`.
     """
     value = message.get(number, [default])[-1]
-    if not isinstance(value, type(default)):
-        raise ValueError(f"field {number} is of another type")
+    check(isinstance(value, type(default)), f"field {number} is of another type")
     return value

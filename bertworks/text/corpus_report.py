@@ -3,7 +3,6 @@
 Shards are read once, in bounded memory.
 """
 
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertworks.config import packaged_table
 from bertworks.io.atomic_write import write_json
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import count_cased
 
-_WARNINGS = tomllib.loads(Path(__file__).with_name("corpus_warnings.toml").read_text(encoding="utf-8"))
+_WARNINGS = packaged_table(__file__, "corpus_warnings.toml")
 _BLOCK_TOKENS = 1 << 20
 _BLOCK_SENTENCES = 1 << 18
 _MAX_HASHES = 1 << 21  # to find duplicates (48 MB); of more texts a sample by hash is kept, with all copies

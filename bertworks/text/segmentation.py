@@ -8,14 +8,13 @@
 """
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from operator import ne
-from pathlib import Path
 from typing import Literal
 
+from bertworks.config import packaged_table
 from bertworks.errors import UsageError
 
 # Written as escapes: some of these characters turn into others when a file is normalised.
@@ -166,9 +165,7 @@ def _is_one_word(first: str, hyphen: str, rest: str, words: Callable[[], set[str
         return hyphen == "\u00ad"
     rest = rest.lower()
     together, apart = first + rest in words(), f"{first}-{rest}" in words()
-    if together != apart:
-        return together
-    return not (first in words() and rest in words())
+    return together if together != apart else not (first in words() and rest in words())
 
 
 def _words(lines: Iterable[str]) -> set[str]:
@@ -218,9 +215,8 @@ _QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이
 _CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
 
 
-_WORD_LISTS = tomllib.loads(Path(__file__).with_name("sentence_words.toml").read_text(encoding="utf-8"))
 _TITLES, _ABBREVIATIONS, _BEFORE_NUMBERS, _STARTERS, _GERMAN_ORDINALS = (
-    frozenset(words.split()) for words in _WORD_LISTS.values()
+    frozenset(words.split()) for words in packaged_table(__file__, "sentence_words.toml").values()
 )
 
 

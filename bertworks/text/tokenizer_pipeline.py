@@ -9,7 +9,6 @@
 import math
 import re
 import struct
-import tomllib
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -23,13 +22,14 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, check, quoted, require
 from bertworks.io.atomic_write import read_small
 from bertworks.io.binary_files import last_value, read_protobuf
 
 Result = TypeVar("Result")
 
-_TABLES = tomllib.loads(Path(__file__).with_name("pipelines.toml").read_text(encoding="utf-8"))
+_TABLES = packaged_table(__file__, "pipelines.toml")
 NORMALIZER_SETTINGS: dict[str, str] = _TABLES["normalizer_settings"]
 SPELLINGS: dict[str, tuple[str, ...]] = {name: tuple(tokens) for name, tokens in _TABLES["spellings"].items()}
 _STYLES: dict[str, tuple[str, str]] = {name: tuple(templates) for name, templates in _TABLES["styles"].items()}

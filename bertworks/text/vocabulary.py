@@ -69,9 +69,8 @@ class VocabularyConfig:
     model_max_length: int = 512
 
     def __post_init__(self) -> None:
-        for name, choices in (("algorithm", get_args(Algorithm)), ("special_tokens", get_args(SpecialTokens))):
-            what = f"{name} {getattr(self, name)!r}: one of {', '.join(choices)} is expected"
-            expect(getattr(self, name) in choices, what)
+        for value, choices in ((self.algorithm, get_args(Algorithm)), (self.special_tokens, get_args(SpecialTokens))):
+            expect(value in choices, f"{value!r} is none of {', '.join(choices)}")
         as_it_is = self.algorithm == "bpe" and not (self.lowercase or self.strip_accents)
         what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
         hint = "give --algorithm bpe --cased; or --special-tokens bert"
@@ -79,8 +78,8 @@ class VocabularyConfig:
         what = f"a vocabulary of {self.size} tokens makes no sense"  # larger files are not read
         expect(len(_SPECIALS) < self.size <= 500_000, what, hint="choose a size like 30000")
         expect(0 <= self.unused < self.size, f"unused {self.unused}: a number below the size is expected")
-        what = f"character_coverage {self.character_coverage}: a fraction like 0.9995 is expected"
-        expect(0 < self.character_coverage <= 1, what)
+        coverage = self.character_coverage
+        expect(0 < coverage <= 1, f"character_coverage {coverage}: a fraction like 0.9995 is expected")
         what = "min_frequency must be at least 1 and model_max_length at least 3"
         expect(self.min_frequency >= 1 and self.model_max_length >= 3, what)
 
