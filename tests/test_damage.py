@@ -319,8 +319,6 @@ def test_a_block_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
         with pytest.raises(BertworksError, match="block 2 of 1 MiB") as caught:
             read()
         assert str(path) in str(caught.value.where)
-    unknown = CheckedFile(path, None, "")
-    assert CheckedArray(unknown, unknown.content, 0)[:].tobytes() == bytes(content)
 
 
 @pytest.mark.parametrize("change", [lambda content: content[:512], lambda content: content + b"x" * 600])

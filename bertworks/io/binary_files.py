@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, check, require
+from bertworks.errors import check, require
 from bertworks.io.atomic_write import replacing
 
 _T = TypeVar("_T")
@@ -92,21 +92,21 @@ class CheckedFile:
     """A memory-mapped file. `check` compares each block with its CRC-32, once.
 
     Args:
-        sums: from `file_sums`; None: they are not known, and nothing is compared.
+        sums: from `file_sums`.
         hint: how to make the file again.
 
     Raises:
         BertworksError: the file is missing, empty, or longer or shorter than it was.
     """
 
-    def __init__(self, path: Path, sums: str | None, hint: str):
+    def __init__(self, path: Path, sums: str, hint: str):
         self.path, self._sums, self._hint = path, sums, hint
         size = path.stat().st_size if path.is_file() else 0
         blocks = -(-size // _BLOCK)
-        if not size or len(sums or blocks * "00000000") != 8 * blocks:
-            raise BertworksError(f"damaged: {size:,} bytes are not what was written", where=str(path), hint=hint)
+        fits = size > 0 and len(sums) == 8 * blocks
+        require(fits, f"damaged: {size:,} bytes are not what was written", path, hint)
         self.content = np.asarray(np.memmap(path, np.uint8, "r"))  # indexing a memmap is slow
-        self._unread = bytearray(b"\0" if sums is None else b"\1") * blocks
+        self._unread = bytearray(b"\1") * blocks
 
     def check(self, start: int, end: int) -> None:
         """Check the blocks of these bytes.
@@ -115,7 +115,7 @@ class CheckedFile:
             BertworksError: a block is not as it was written.
         """
         first, last = start // _BLOCK, -(-end // _BLOCK)
-        while self._sums and (block := self._unread.find(1, first, last)) >= 0:
+        while (block := self._unread.find(1, first, last)) >= 0:
             found = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
             what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
             require(f"{found:08x}" == self._sums[8 * block : 8 * block + 8], what, self.path, self._hint)
@@ -227,5 +227,6 @@ def last_value(message: Protobuf, number: int, default: _T) -> _T:
         ValueError: the value is not of the type of `default`.
     """
     value = message.get(number, [default])[-1]
-    check(isinstance(value, type(default)), f"field {number} is of another type")
+    if not isinstance(value, type(default)):
+        raise ValueError(f"field {number} is of another type")
     return value

@@ -215,7 +215,6 @@ def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
 
 def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> list[str]:
     """Problems to expect and what to do, the worst first."""
-    documents, sentences = report.duplicate_documents, report.duplicate_sentences
     cured, is_uncased = report.unknown_cured_by_lowercase, count_cased(tokenizer.tokens) <= tokenizer.vocab_size // 100
     wrong_case = report.unknown_share > _CASING_UNKNOWN and cured > 0.5 and not tokenizer.lowercase
     most = min(tokenizer.model_max_length, 512)
@@ -226,16 +225,16 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
         "capitals": wrong_case and not is_uncased,
         "pieces": report.tokens_per_word > _MANY_PIECES,
         "few_tokens": report.tokens < _FEW_USES * tokenizer.vocab_size,
-        "copied_documents": documents.share > _MANY_DUPLICATE_DOCUMENTS,
-        "copied_sentences": sentences.share > _MANY_DUPLICATE_SENTENCES,
+        "copied_documents": report.duplicate_documents.share > _MANY_DUPLICATE_DOCUMENTS,
+        "copied_sentences": report.duplicate_sentences.share > _MANY_DUPLICATE_SENTENCES,
         "one_document": shards.manifest.sections,
         "single_sentences": report.single_sentence_documents > report.documents // 2,
         "long_sentences": long > report.sentences // 1000,
     }
     shown = {
         "report": report, "words": _examples(report.unknown_words), "size": tokenizer.vocab_size,
-        "fitting": max(report.tokens // _FEW_USES, 1000), "repeated": next(iter(sentences.most_repeated), ""),
-        "most": most, "long": long,
+        "fitting": max(report.tokens // _FEW_USES, 1000), "most": most, "long": long,
+        "repeated": next(iter(report.duplicate_sentences.most_repeated), ""),
     }  # fmt: skip
     return [*tokenizer.notes, *(_WARNINGS[name].format_map(shown) for name, is_true in applies.items() if is_true)]
 

@@ -119,7 +119,6 @@ _SAMPLED_CHARACTERS = 1 << 12  # of such a sentence
 _WORD_CHARACTERS = 40  # of a word kept as an example
 _UNKNOWN_WORDS = 100  # of these, per part
 _LISTED_UNKNOWN_WORDS = 1000  # in the manifest
-Part = tuple[int, list[str]]  # its number, its documents: in order, with a minimum of characters together
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -146,8 +145,12 @@ class PartWriter:
         self._encode = WordCache(serialized).encode if is_exact else lambda texts: flat_arrays(tokenizer.ids(texts))
         self._folder = Path(folder)
 
-    def __call__(self, part: Part) -> int:
-        """Write a part unless a complete file exists. Returns its characters."""
+    def __call__(self, part: tuple[int, list[str]]) -> int:
+        """Write a part unless a complete file exists. Returns its characters.
+
+        Args:
+            part: its number, its documents: in order, with a minimum of characters together.
+        """
         number, documents = part
         path, key = part_path(self._folder, number), self.key(documents)
         if not is_sealed(path, key):

@@ -78,13 +78,11 @@ class Manifest(Settings):
         Raises:
             BertworksError: it is missing, damaged or of another format.
         """
-        folder = str(path.parent)
-        if not path.exists():
-            what = "not a shards folder: it has no manifest.json"
-            hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {quoted(folder)}"
-            if (path.parent / "plan.json").exists():
-                what, hint = "these shards are not finished", "type the `bertworks prepare` command again: it resumes"
-            raise BertworksError(what, where=folder, hint=hint)
+        what = "not a shards folder: it has no manifest.json"
+        hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {quoted(path.parent)}"
+        if (path.parent / "plan.json").exists():
+            what, hint = "these shards are not finished", "type the `bertworks prepare` command again: it resumes"
+        require(path.exists(), what, path.parent, hint)
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
             what = f"format {content['format']} of shards; this version reads {FORMAT}"
@@ -322,10 +320,7 @@ def refuse_other_files(folder: Path, overwrite: bool) -> None:
     be deleted. Nothing is changed before."""
     names = _visible(folder)
     others = [name for name in names if name not in _OUR_FILES]
-    if names and not holds_shards(folder):
-        what = f"this folder is not empty and holds no shards: {', '.join((others or names)[:5])}"
-    elif overwrite and others:
-        what = f"this folder holds more than shards: {', '.join(others[:5])}"
-    else:
-        return
-    raise BertworksError(what, where=str(folder), hint="choose a new or empty folder with -o")
+    is_other = bool(names) and not holds_shards(folder)
+    what = "is not empty and holds no shards" if is_other else "holds more than shards"
+    what = f"this folder {what}: {', '.join((others or names)[:5])}"
+    require(not is_other and not (overwrite and others), what, folder, "choose a new or empty folder with -o")

@@ -33,7 +33,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, UsageError, as_path, several
+from bertworks.errors import BertworksError, UsageError, as_path, expect, several
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
 from bertworks.io.binary_files import json_sha256
 from bertworks.io.processes import chunk_by_size
@@ -430,8 +430,7 @@ class Tokenizer:
         num_truncated, parts = 0, [part for part, *_ in begun]
         if max_length is not None:
             room = max_length - self._library.num_special_tokens_to_add(len(parts) == 2)
-            if room < 0:
-                raise UsageError(f"max_length {max_length} leaves no room for the special tokens")
+            expect(room >= 0, f"max_length {max_length} leaves no room for the special tokens")
             first, *others = (len(part) + other for part, other, _ in begun)
             kept = truncated_lengths(first, sum(others), room)
             num_truncated = first + sum(others) - sum(kept)

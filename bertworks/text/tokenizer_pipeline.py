@@ -121,9 +121,8 @@ def byte_level_pipeline(
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     library.decoder = decoders.ByteLevel()
     if has_template:
-        cls, sep = (
-            (token, library.token_to_id(token)) for token in map(special_tokens.get, ("cls_token", "sep_token"))
-        )
+        id_of: Callable[[str], Any] = library.token_to_id
+        cls, sep = ((token, id_of(token)) for token in (special_tokens["cls_token"], special_tokens["sep_token"]))
         library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
     else:
         library.post_processor = template(library, NO_TEMPLATE, special_tokens)
@@ -401,8 +400,8 @@ def _read_sentencepiece(path: Path) -> _SentencePiece:
         pieces.append((text, score))
     refuse_large_trie(text for text, _ in pieces)
     kind, unk_id = last_value(trainer, 3, 1), last_value(trainer, 40, 0)
-    if kind not in (1, 2) or not pieces or len(dict(pieces)) < len(pieces) or not unk_id < len(pieces):
-        raise ValueError("not a unigram or BPE model, or one with a repeated piece or without the unknown one")
+    is_good = kind in (1, 2) and len(dict(pieces)) == len(pieces) > unk_id
+    check(is_good, "not a unigram or BPE model, or one with a repeated piece or without the unknown one")
     return _SentencePiece(
         pieces, kind == 2, unk_id, control=kinds.get(3, []), user_defined=kinds.get(4, []),
         byte_fallback=bool(last_value(trainer, 35, 0)), charsmap=last_value(normalizer, 2, b""),

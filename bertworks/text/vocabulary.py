@@ -70,7 +70,7 @@ class VocabularyConfig:
 
     def __post_init__(self) -> None:
         for value, choices in ((self.algorithm, get_args(Algorithm)), (self.special_tokens, get_args(SpecialTokens))):
-            expect(value in choices, f"{value!r} is none of {', '.join(choices)}")
+            expect(value in choices, f"{value!r}: one of {', '.join(choices)} is expected")
         as_it_is = self.algorithm == "bpe" and not (self.lowercase or self.strip_accents)
         what = f"special tokens {self.special_tokens!r} are for byte-level BPE of the text as it is"
         hint = "give --algorithm bpe --cased; or --special-tokens bert"
@@ -149,7 +149,7 @@ def train_vocabulary(
         notes.append(f"the text gives only {tokenizer.vocab_size:,} tokens, not {config.size:,}")
     if not sample.is_large:
         notes.append("there is too little text to hold some out: the rates are of the training text")
-    words, tokens, unknown = _measure(tokenizer, _splitter(config), sample.texts, notes)
+    words, tokens, unknown = _measure(tokenizer, splitter_of(config), sample.texts, notes)
     report = VocabularyReport(
         size=tokenizer.vocab_size,
         algorithm=config.algorithm,
@@ -310,15 +310,10 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
 
 
 def splitter_of(config: VocabularyConfig) -> Splitter:
-    """How words are counted while the script of the text is unknown: with their accents, unless these are stripped in
-    any case."""
-    return _splitter(replace(config, strip_accents=config.strip_accents is True))
-
-
-def _splitter(config: VocabularyConfig) -> Splitter:
-    """The normalizer and pre-tokenizer that the tokenizer will have. Words are counted with a space before them."""
+    """The normalizer and pre-tokenizer that the tokenizer will have. Words are counted with a space before them; and
+    with their accents, unless it is known that these are stripped."""
     longest = pipeline.LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
-    config = replace(config, special_tokens="bert")
+    config = replace(config, special_tokens="bert", strip_accents=config.strip_accents is True)
     return Splitter(_pipeline(config, pipeline.word_piece_model(_SPECIALS)).to_str(), longest)
 
 
