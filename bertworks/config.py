@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from bertworks.errors import UsageError, as_path, expect, names_of
+from bertworks.errors import UsageError, as_path, check, expect, names_of
 from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
@@ -43,10 +43,10 @@ SizeOrZero = Annotated[int, Range(f"0 to {MAX_SIZE:,}", lambda x: 0 <= x <= MAX_
 
 
 class Settings:
-    """The base of dataclasses that check the ranges of their fields.
+    """The base of dataclasses that check the ranges of their fields, and the rules between them.
 
     Raises:
-        ValueError: a value is out of its range.
+        ValueError: a value is out of its range, or a rule does not hold.
     """
 
     def __post_init__(self) -> None:
@@ -54,6 +54,12 @@ class Settings:
             for limit in getattr(hint, "__metadata__", ()):
                 if not limit.holds(value := getattr(self, name)):
                     raise ValueError(f"{name} is {value!r}: expected {limit.expected}")
+        for holds, message in self.rules():
+            check(holds, message)
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        """What must hold, and the message if it does not."""
+        return ()
 
 
 def packaged_table(module: str, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ except the data. Unknown names and wrong types are errors.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import accumulate
@@ -13,7 +13,7 @@ from typing import Annotated, Literal, cast
 from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import FORMATS, SamplingConfig
 from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, Size, SizeOrZero, read_as
-from bertworks.errors import UsageError, check
+from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
@@ -138,13 +138,16 @@ class Recipe(Settings):
     teacher_layers: SizeOrZero = 0
     seed: Seed = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def rules(self) -> Iterable[tuple[object, str]]:
         c, length, rate = self.encoder, self.train.sequence_length, self.optimizer.learning_rate
         format, sampler = self.sampling.format, FORMATS[self.sampling.format]
         kinds = [o.kind for o in self.objectives]
         others = [kind for kind in kinds if kind not in ("masked_lm", "replaced_token")]
-        rules = [
+        wanted: dict[str, object] = {}
+        if self.initialization == "neighbours":  # into a learned table of the hidden size, under a norm
+            wanted = {"position_embedding_type": "learned", "embedding_size": c.embedding_size and c.hidden_size}
+            wanted |= {"embedding_norm": True, "direction": "bidirectional"}
+        yield from [
             (length <= c.max_position_embeddings, f"train.phases ask for {length} tokens, but "
              f"encoder.max_position_embeddings is {c.max_position_embeddings}"),
             (max(1, c.type_vocab_size) >= sampler.segments,
@@ -163,12 +166,10 @@ class Recipe(Settings):
                f"sampling.format {format!r}: leave it out, or choose another format") for kind in self.weights),
             *((getattr(c, name) == value, f"initialization {self.initialization!r} with encoder.{name} "
                f"{getattr(c, name)!r}: expected {value!r}, or initialization = 'published'")
-              for name, value in self._initialized_as().items()),
+              for name, value in wanted.items()),
             (c.initializer_range > 0, f"encoder.initializer_range is {c.initializer_range}: expected more than 0"),
             (rate > 0, "optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose"),
         ]  # fmt: skip
-        for holds, message in rules:
-            check(holds, message)
         if "replaced_token" in kinds:
             c.generator(self.generator_size)  # refuses sizes without meaning
 
@@ -224,15 +225,6 @@ class Recipe(Settings):
         """The recipe with its objectives listed, also those that were left to the format."""
         objectives = tuple(ObjectiveConfig(kind=kind, weight=weight) for kind, weight in self.weights.items())
         return replace(self, objectives=objectives)
-
-    def _initialized_as(self) -> dict[str, object]:
-        """The encoder's fields that the initialization needs. Local attention is written into a learned position table
-        of the hidden size, under a norm."""
-        if self.initialization != "neighbours":
-            return {}
-        width = self.encoder.hidden_size if self.encoder.embedding_size else 0
-        table = {"position_embedding_type": "learned", "embedding_size": width}
-        return {**table, "embedding_norm": True, "direction": "bidirectional"}
 
 
 def packaged_recipes(folder: str = "") -> dict[str, str]:
@@ -340,10 +332,9 @@ class FinetuneRecipe(Settings):
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     seed: Seed = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def rules(self) -> Iterable[tuple[object, str]]:
         layers, trained = self.feature_layers, self.lstm_encoder == "trained"
-        rules = [
+        return [
             (self.lstm_units or layers == "concat-last-four", f"feature_layers {layers!r} without lstm_units: only an "
              f"LSTM reads features: expected lstm_units above 0"),
             (self.lstm_units or not trained, "lstm_encoder 'trained' without lstm_units: expected lstm_units above 0"),
@@ -353,8 +344,6 @@ class FinetuneRecipe(Settings):
             (not self.lm_weight or not self.lstm_units,
              "lm_weight with lstm_units: expected one of them above 0"),
         ]  # fmt: skip
-        for holds, message in rules:
-            check(holds, message)
 
 
 # Without `epochs`: MIN_STEPS steps or MIN_EPOCHS; of few rows MANY_EPOCHS, or FEW_STEPS steps in at most MAX_EPOCHS
