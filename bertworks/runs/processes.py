@@ -10,15 +10,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import expect, require
 from bertworks.runs.heartbeat import Heartbeat, LostProcessError, meet_in
 
+Value = TypeVar("Value")
 # The first process may prepare, evaluate and save for hours while others wait: their `Heartbeat` says whether to wait.
 FOR_EVER = timedelta(days=1)
 
@@ -92,19 +94,17 @@ class Processes:
         self.rank = int(os.environ.get("RANK", "0"))
         self.first, self._heartbeat = self.rank == 0, None
         if self.count > 1:
-            if dist.is_initialized():
-                raise BertworksError("a process group exists already", hint="let the training create it")
-            if device.type == "cuda" and device.index != int(os.environ.get("LOCAL_RANK", device.index or 0)):
-                raise UsageError(f"{device} is one GPU", hint="--device cuda: each process takes one of the GPUs")
+            require(not dist.is_initialized(), "a process group exists already", hint="let the training create it")
+            own = device.type != "cuda" or device.index == int(os.environ.get("LOCAL_RANK", device.index or 0))
+            expect(own, f"{device} is one GPU", hint="--device cuda: each process takes one of the GPUs")
             store, *_ = next(rendezvous("env://", timeout=FOR_EVER))
             self._store = meet_in(store, self.rank, self.count)
             self._heartbeat = Heartbeat(self._store, self.rank, self.count)
 
     def refuse_to_share(self, items: int) -> None:
         """Raises UsageError if a step has fewer items than there are processes."""
-        if items < self.count:
-            what = f"a step of {items} items cannot be shared by {self.count} processes"
-            raise UsageError(what, hint="start fewer processes")
+        what = f"a step of {items} items cannot be shared by {self.count} processes"
+        expect(items >= self.count, what, hint="start fewer processes")
 
     def meet(self, output: Path) -> None:
         """Waits for all processes, and creates the process group.
@@ -129,9 +129,7 @@ class Processes:
             self._refuse_other_folder(output)
 
     def _refuse_other_folder(self, output: Path) -> None:
-        words: list[str] = [uuid4().hex]
-        dist.broadcast_object_list(words, src=0)
-        mark = output / f".shared-{words[0]}"
+        mark = output / f".shared-{self.from_first(uuid4().hex)}"
         if self.first:
             mark.touch()
         dist.barrier()
@@ -139,14 +137,21 @@ class Processes:
         dist.all_gather_object(blind, "" if mark.exists() else platform.node())
         if self.first:
             mark.unlink()
-        if names := sorted({*filter(None, blind)}):
-            what = f"{', '.join(names)} cannot see the folder {output.resolve()} of the first process"
-            hint = "-o FOLDER on a disk that all machines share; the data must be at the same path on each of them"
-            raise UsageError(what, hint=hint)
+        names = sorted({*filter(None, blind)})
+        what = f"{', '.join(names)} cannot see the folder {output.resolve()} of the first process"
+        hint = "-o FOLDER on a disk that all machines share; the data must be at the same path on each of them"
+        expect(not names, what, hint=hint)
 
     def step(self) -> AbstractContextManager[None]:
         """The block is a step of the training, in which all processes wait for each other."""
         return self._heartbeat.step() if self._heartbeat else nullcontext()
+
+    def from_first(self, value: Value) -> Value:
+        """The value that the first process has."""
+        values = [value]
+        if self.count > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def wait(self) -> None:
         """Waits for all processes."""

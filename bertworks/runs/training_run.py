@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, Prefetched
@@ -54,7 +53,6 @@ class TrainingRun:
         self.folder, self.job, self.device, self.processes = folder, job, device, processes or Processes(device)
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
-        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
         instead = "using the newest checkpoint before it" if checkpoint else "there is none before it"
         self.notes = [Event("note", f"{note.path}: {note.why}; {instead}") for note in damaged]
@@ -102,7 +100,7 @@ class TrainingRun:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
         batches = self._batches()
         yield from self.notes
-        if self.rank == 0:
+        if self.processes.first:
             remove_leftovers(self.folder / "checkpoints")
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
         held = THREADS.hold(self.facts["threads"])
@@ -117,7 +115,7 @@ class TrainingRun:
                 yield from self._written(waits=True)
             except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
                 # A RuntimeError: another process left before this one.
-                if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
+                if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.processes.count == 1):
                     raise
                 if self.step and self.saved != self.step:  # before the first step there is nothing to save
                     yield from self._save()
@@ -179,12 +177,12 @@ class TrainingRun:
         if schedule is None or not schedule.is_due(self.step):
             return
         assert isinstance(self.job, PretrainJob)
-        if self.rank == 0 and schedule.plans[-1].step < self.step:
+        if self.processes.first and schedule.plans[-1].step < self.step:
             spent, evaluation = time.perf_counter() - schedule.begin, self._evaluation_seconds + self._save_seconds
             if plan := schedule.plan_again(self.step, spent, self._pace.value, evaluation, self.evaluate_every):
                 schedule.plans.append(plan)
                 write_plans(self.folder, schedule.plans)
-        schedule.plans[:] = self._from_first(schedule.plans)
+        schedule.plans[:] = self.processes.from_first(schedule.plans)
         plan = schedule.at(self.step)
         if plan.step == self.step:
             self.job.follow(plan.steps)
@@ -238,13 +236,13 @@ class TrainingRun:
 
     def _batches(self) -> Callable[[int], list[Batch]]:
         """The micro-batches of a step. The first process writes the plans; the others read them."""
-        if self.rank > 0:
-            dist.barrier()
-        texts = list[str]()
-        batches = self.job.batches(self.folder / "plans", self.rank, self.world_size, texts.append)
+        processes, texts = self.processes, list[str]()
+        if not processes.first:
+            processes.wait()
+        batches = self.job.batches(self.folder / "plans", processes.rank, processes.count, texts.append)
         self.notes += [Event("note", text) for text in texts]
-        if self.rank == 0 and self.world_size > 1:
-            dist.barrier()
+        if processes.first:
+            processes.wait()
         if self.device.type == "cuda":
             batches = self._ahead = Prefetched(batches, self.device)
         return batches
@@ -259,7 +257,7 @@ class TrainingRun:
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
         self.saved, begin = self.step, time.perf_counter()
-        if self.rank != 0:
+        if not self.processes.first:
             return
         best = self.facts["best"]["step"] if self.facts["best"] else None
         if self.job.keeps == "last" or best in (None, self.step):
@@ -289,16 +287,10 @@ class TrainingRun:
 
     def _evaluate(self) -> Iterator[Event]:
         """The first process evaluates; its figures decide in all processes whether the training continues."""
-        if self.rank == 0:
+        if self.processes.first:
             yield from self._evaluate_here()
-        self.facts |= self._from_first({name: self.facts[name] for name in ("evaluated", "evaluation", "best")})
-
-    def _from_first(self, value: Any) -> Any:
-        """The value that the first process has."""
-        values = [value]
-        if self.world_size > 1:
-            dist.broadcast_object_list(values, src=0)
-        return values[0]
+        figures = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
+        self.facts |= self.processes.from_first(figures)
 
     def _evaluate_here(self) -> Iterator[Event]:
         with self.shutdown.computing():
@@ -329,10 +321,10 @@ class TrainingRun:
         figures = finite({
             "step": step.number, "loss": loss, **training_figures(means), "learning_rate": step.learning_rate,
             "gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"],
-            "tokens_per_second": tokens_per_second, "matmul_share": flops / self._matmul_speed / self.world_size,
+            "tokens_per_second": tokens_per_second, "matmul_share": flops / self._matmul_speed / self.processes.count,
             "memory": self.memory.look(), "seconds": self.facts["seconds"],
         })  # fmt: skip
-        if self.rank == 0:
+        if self.processes.first:
             self.metrics.record(figures)
         left = self._pace.value * (self.job.cost(self.job.num_steps) - self.job.cost(step.number))
         left += self._evaluation_seconds * math.ceil((self.job.num_steps - step.number) / self.evaluate_every)
