@@ -232,7 +232,7 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
         return random_batch(replace(recipe_with((1, 8, 32)), encoder=TINY), 1, 32)
 
     monkeypatch.setattr(budget, "measure_matmul", lambda *_: 5e10)
-    monkeypatch.setattr(budget, "PretrainingModel", lambda _, *options, **named: Model(TINY, *options, **named))
+    monkeypatch.setattr(Model, "of", lambda recipe: Model(TINY, recipe.weights))
     monkeypatch.setattr(budget, "random_batch", seen)
     recipe = replace(load_recipe("bert-base", ["train.precision=fp32"]), encoder=BERT_SIZES["base"])
     measured = measure_steps(recipe, torch.device("cpu"), 0.2)

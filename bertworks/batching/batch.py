@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -105,6 +105,12 @@ def collate(examples: Sequence[Example]) -> Batch:
         rows = [e.targets[name].positions + start for e, start in zip(examples, starts, strict=False)]
         targets[name] = BatchTarget(join(rows), join([e.targets[name].labels for e in examples]))
     return Batch(join([e.input_ids for e in examples]), layout, join([e.token_type_ids for e in examples]), targets)
+
+
+def batches_by_length(examples: Iterable[Example], count: int) -> list[Batch]:
+    """The examples, the shortest first, in batches of `count`."""
+    ordered = sorted(examples, key=lambda example: len(example.input_ids))
+    return [collate(ordered[n : n + count]) for n in range(0, len(ordered), count)]
 
 
 ExampleGroup = Sequence[Example]  # sequences that are evaluated together: one, or the choices of one item

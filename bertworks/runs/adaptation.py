@@ -21,7 +21,7 @@ training. Windows follow the tokens, so the context differs a little between voc
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import islice, pairwise
 from typing import NamedTuple
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertworks.batching.batch import Batch, collate
+from bertworks.batching.batch import Batch, batches_by_length
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens, keyed_rng
 from bertworks.text.shards import TokenStore
@@ -95,7 +95,7 @@ def bits_batches(
     characters = sum(size_of(word) for window in found for word, drawn in window if drawn)
     read = [[(reread(word), drawn) for word, drawn in window] for window in found]
     make = partial(_example, mask_id=tokenizer.mask_id, template=template, causal=causal)
-    own, other = (BitsBatches(_batches(map(make, rows)), characters) for rows in (found, read))
+    own, other = (BitsBatches(batches_by_length(map(make, rows), AT_ONCE), characters) for rows in (found, read))
     return own, other
 
 
@@ -140,11 +140,6 @@ def _example(window: list[tuple[Word, bool]], mask_id: int, template: Template, 
     masked = s.input_ids.copy()
     masked[positions] = mask_id
     return Example(masked, s.token_type_ids, {"masked_lm": Target(positions, s.input_ids[positions])})
-
-
-def _batches(examples: Iterable[Example]) -> list[Batch]:
-    ordered = sorted(examples, key=lambda example: len(example.input_ids))
-    return [collate(ordered[n : n + AT_ONCE]) for n in range(0, len(ordered), AT_ONCE)]
 
 
 @torch.no_grad()

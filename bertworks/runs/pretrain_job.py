@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
+from bertworks.batching.batch import Batch, Batches, ExampleStream, batches_by_length
 from bertworks.batching.features import shortened
 from bertworks.batching.masking import MaskingConfig, make_targets
 from bertworks.batching.sampling import Format, Ids, SamplingConfig, keyed_rng, make_sampler
@@ -164,8 +164,7 @@ def held_out_batches(
     sampler.plan = sampler.make_plan(documents)
     targets = make_targets(tokenizer, masking, kind, replaces)
     stream = ExampleStream(sampler, targets, MASKS_SEED)
-    examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
-    return [collate(examples[i : i + at_once]) for i in range(0, len(examples), at_once)]
+    return batches_by_length((stream[n] for n in range(min(sequences, len(sampler)))), at_once)
 
 
 def masked_examples(batch: Batch, tokenizer: Tokenizer) -> Iterator[str]:
@@ -266,11 +265,7 @@ class PretrainJob:
         self.recipe = replace(self.recipe, train=replace(train, phases=phases))
 
     def blank(self) -> PretrainingModel:
-        r = self.recipe
-        model = PretrainingModel(
-            r.encoder, r.weights, generator_size=r.generator_size, temperature=r.temperature,
-            gradient_checkpointing=r.train.gradient_checkpointing,
-        )  # fmt: skip
+        model = PretrainingModel.of(self.recipe)
         model.teacher = self.teacher
         if self.recipe.initialization == "neighbours":  # positions that were not trained keep their sines
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
@@ -325,25 +320,24 @@ class PretrainJob:
         return in_languages(batch, [self.recipe.encoder.languages.index(name) for name in names]) if names else batch
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
-        usual, *longer = self._held_out_batches.items()
-        result = figures(evaluate(network, usual[1], self.precision))
-        for length, batches in longer:
-            means = {self._main_objective: evaluate(network, batches, self.precision)[self._main_objective]}
-            result |= {f"{name}_at_{length}": value for name, value in training_figures(means).items()}
-        for part, batches in self._held_out_of_texts.items():
-            figures_of = training_figures(evaluate(network, batches, self.precision))
-            result |= {f"{name}_in_{part}": value for name, value in figures_of.items()}
+        result = dict[str, float]()
+        for ending, batches in self._held_out_batches.items():
+            means = evaluate(network, batches, self.precision)
+            if ending.startswith("_at_"):
+                means = {self._main_objective: means[self._main_objective]}
+            values = training_figures(means) if ending else figures(means)
+            result |= {name + ending: value for name, value in values.items()}
         return result | (self._bits(network) if self.init is not None and self._bits_batches[0].characters else {})
 
     def _bits(self, network: TrainableModel) -> dict[str, float]:
         """Bits per character; the first time also those of the initial model with its own tokenizer."""
         assert isinstance(network, PretrainingModel)
-        (own, initial), r = self._bits_batches, self.recipe
+        own, initial = self._bits_batches
         result = {BITS: bits_per_character(network, own, self.precision)}
         if self._has_start:
             path, device = resolve_model(str(self.init)), next(network.parameters()).device
-            encoder = replace(r.encoder, vocab_size=ModelFolder(path).config.vocab_size)
-            before = PretrainingModel(encoder, r.weights, generator_size=r.generator_size)
+            encoder = replace(self.recipe.encoder, vocab_size=ModelFolder(path).config.vocab_size)
+            before = PretrainingModel.of(replace(self.recipe, encoder=encoder))
             before.load_state_dict(state_with_generator(path, before), strict=False)
             result[BITS_BEFORE] = bits_per_character(before.to(device), initial, self.precision)
             self._has_start = False
@@ -358,11 +352,10 @@ class PretrainJob:
         return False
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
-        usual, where = self._held_out_batches[self.recipe.train.held_out_length], ""
-        if names := self.texts[0].languages:  # of the first one
-            usual, where = self._held_out_of_texts[names[0]], f" in {names[0]}"
-        kind = self.recipe.token_objective
-        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, usual, kind)
+        language = "".join(self.texts[0].languages)  # of the first one
+        batches = self._held_out_batches[f"_in_{language}" if language else ""]
+        kind, where = self.recipe.token_objective, f" in {language}" if language else ""
+        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, batches, kind)
         text = f"always predicting {token!r} would get {accuracy:.1%} of the {OBJECTIVES[kind].title} right{where}"
         return text, {"token": token, f"{kind}_accuracy": accuracy}
 
@@ -419,18 +412,18 @@ class PretrainJob:
         )  # fmt: skip
 
     @cached_property
-    def _held_out_batches(self) -> dict[int, list[Batch]]:
-        """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
-        train = self.recipe.train
-        lengths = dict.fromkeys((train.held_out_length, train.sequence_length))
-        return {n: [batch for part in self._monolingual for batch in self._held_out_of(part, n)] for n in lengths}
-
-    @cached_property
-    def _held_out_of_texts(self) -> dict[str, list[Batch]]:
-        """Sequences of the usual length, by language; translations by both."""
-        length = self.recipe.train.held_out_length
-        names = ["-".join(text.languages) for text in self.texts]
-        return {name: self._held_out_of(number, length) for number, name in enumerate(names) if name}
+    def _held_out_batches(self) -> dict[str, list[Batch]]:
+        """By the ending of their figures: sequences of the usual length, about as many tokens in the longest ones, and
+        sequences of each language; translations have both."""
+        usual, longest = self.recipe.train.held_out_length, self.recipe.train.sequence_length
+        parts = {"": (usual, self._monolingual)}
+        if longest > usual:
+            parts[f"_at_{longest}"] = longest, self._monolingual
+        parts |= {f"_in_{'-'.join(t.languages)}": (usual, [n]) for n, t in enumerate(self.texts) if t.languages}
+        return {
+            ending: [batch for number in numbers for batch in self._held_out_of(number, length)]
+            for ending, (length, numbers) in parts.items()
+        }
 
     def _held_out_of(self, number: int, length: int) -> list[Batch]:
         """Sequences of a text; all texts together have those of a run with one."""

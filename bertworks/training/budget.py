@@ -309,12 +309,9 @@ def measure_steps(
             takes a half to two thirds of the time of real ones.
     """
     disable_heap_trim()
-    c, train_config = recipe.encoder, recipe.train
+    train_config = recipe.train
     precision = cast(Precision, train_config.precision)
-    model = PretrainingModel(
-        c, recipe.weights, generator_size=recipe.generator_size, temperature=recipe.temperature,
-        gradient_checkpointing=train_config.gradient_checkpointing,
-    )  # fmt: skip
+    model = PretrainingModel.of(recipe)
     model.teacher = Teacher(recipe.teacher, None, DTYPES[precision]) if recipe.distils else None
     model.to(device)
     patience = seconds / len(train_config.phases)

@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
 from bertworks.models.config import EncoderConfig, Head
-from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize
+from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize, meta_device_init
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 1 << 27, 1 << 31  # of logits in memory at the same time
@@ -135,9 +134,8 @@ class _VocabularyLoss(torch.autograd.Function):
         correct = torch.zeros_like(loss)
         grad_x = torch.empty_like(x) if needs_grad else None
         grad_embeddings = grad_bias = None
-        chunks = math.ceil(
-            len(x) * len(embeddings) * x.element_size() / (GPU_CHUNK_BYTES if x.is_cuda else CHUNK_BYTES)
-        )
+        most = GPU_CHUNK_BYTES if x.is_cuda else CHUNK_BYTES
+        chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / most)
         size = math.ceil(len(x) / chunks) if chunks else 1
         for start in range(0, len(x), size):
             rows = x[start : start + size]
@@ -235,11 +233,6 @@ def _replaced_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) ->
     return LossSum(loss, ((logits.detach() > 0) == labels).sum().float())
 
 
-def _pair_loss(head: Head, model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-    assert model.pooler is not None
-    return cross_entropy(model.get_submodule(head)(model.pooler(states)), labels)
-
-
 def _distillation_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStates) -> LossSum:
     return vocabulary_divergence(*model.vocabulary_inputs(states), teacher, model.temperature)
 
@@ -250,19 +243,25 @@ def _cosine_loss(model: "PretrainingModel", states: Tensor, teacher: TeacherStat
     return LossSum(loss, loss.new_zeros(()))
 
 
+def _of_pairs(head: Head) -> Objective:
+    """One of two labels for two segments, by a head behind the pooler."""
+
+    def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+        assert model.pooler is not None
+        return cross_entropy(model.get_submodule(head)(model.pooler(states)), labels)
+
+    return Objective(head.replace("_", " "), ("pooler", head), (LOSS, ACCURACY), loss)
+
+
 OBJECTIVES: Mapping[str, Objective] = {
     # Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1).
     "masked_lm": Objective("masked tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
     # Predict each token from those before it (Radford et al. 2018, section 3.1).
     "causal_lm": Objective("next tokens", ("lm_head",), (LOSS, ACCURACY, PERPLEXITY), _token_loss),
     # Predict whether segment B follows segment A (task 2).
-    "next_sentence": Objective(
-        "next sentence", ("pooler", "next_sentence"), (LOSS, ACCURACY), partial(_pair_loss, "next_sentence")
-    ),
+    "next_sentence": _of_pairs("next_sentence"),
     # Predict which of two segments comes first in the text (Lan et al. 2020, section 3.1).
-    "sentence_order": Objective(
-        "sentence order", ("pooler", "sentence_order"), (LOSS, ACCURACY), partial(_pair_loss, "sentence_order")
-    ),
+    "sentence_order": _of_pairs("sentence_order"),
     # Predict for each token whether the generator replaced it (Clark et al. 2020, section 2).
     "replaced_token": Objective("replaced tokens", ("replaced_token",), (LOSS, ACCURACY), _replaced_loss),
     # Predict the probabilities that a teacher gives to all tokens, at every position (Sanh et al. 2019, section 3).
@@ -288,10 +287,8 @@ def heads_of(kinds: Collection[str]) -> tuple[Head, ...]:
 
 def num_trained(recipe: Recipe) -> int:
     """The parameters that a recipe trains: those of the model, and of a generator what it does not share."""
-    c, count = recipe.encoder, recipe.encoder.num_parameters(*heads_of(recipe.weights))
-    if "replaced_token" in recipe.weights:
-        count += c.generator(recipe.generator_size).num_parameters("lm_head") - c.num_table_parameters
-    return count
+    with meta_device_init():
+        return sum(p.numel() for p in PretrainingModel.of(recipe).parameters())
 
 
 SHARED = ("token", "position", "token_type")  # embeddings that a generator shares
@@ -299,11 +296,8 @@ SHARED = ("token", "position", "token_type")  # embeddings that a generator shar
 
 def figures(means: Mapping[str, LossStats]) -> dict[str, float]:
     """The figures of an evaluation, such as `masked_lm_accuracy`."""
-    return {
-        f"{kind}_{measure.name}": measure.compute(stats)
-        for kind, stats in means.items()
-        for measure in OBJECTIVES[kind].measures
-    }
+    named = [(kind, measure) for kind in means for measure in OBJECTIVES[kind].measures]
+    return {f"{kind}_{measure.name}": measure.compute(means[kind]) for kind, measure in named}
 
 
 class PretrainingModel(TrainableModel):
@@ -357,11 +351,17 @@ class PretrainingModel(TrainableModel):
             for table in SHARED:
                 setattr(self.generator.encoder.embeddings, table, getattr(self.encoder.embeddings, table))
 
+    @classmethod
+    def of(cls, recipe: Recipe) -> "PretrainingModel":
+        """The network that a recipe trains, with random weights and without a teacher."""
+        return cls(
+            recipe.encoder, recipe.weights, generator_size=recipe.generator_size, temperature=recipe.temperature,
+            gradient_checkpointing=recipe.train.gradient_checkpointing,
+        )  # fmt: skip
+
     def counts(self, batch: Batch) -> dict[str, int]:
-        return {
-            kind: len(batch.input_ids if kind in OF_ALL_TOKENS else batch.targets[kind].labels)
-            for kind in self._present(batch)
-        }
+        kinds = self._present(batch)
+        return {kind: len(batch.input_ids if kind in OF_ALL_TOKENS else batch.targets[kind].labels) for kind in kinds}
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
         if self.generator is not None:
