@@ -13,18 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from torch.distributed import DistError
+from torch.distributed.elastic import rendezvous as elastic
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousParameters,
-    RendezvousTimeoutError,
-)
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, expect
 from bertworks.io.processes import available_cpus
 from bertworks.io.text_files import STDIN
 from bertworks.runs.heartbeat import LostProcessError
@@ -87,15 +82,13 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
     """The least and the most machines."""
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nodes)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 0 < least <= most:
-        raise UsageError(f"--nodes {nodes}: expected a number of machines, or the least and the most",
-                         hint="--nodes 2, or --nodes 1:2 if one may be lost or come later")  # fmt: skip
-    if rendezvous and not re.fullmatch(r"[^\s:]+:\d{1,5}", rendezvous):
-        what = f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it"
-        raise UsageError(what, hint="--rendezvous node1:29500")
-    if bool(rendezvous) != (nodes != "1"):
-        what = "machines find each other at the name and a free port of one of them"
-        raise UsageError(what, hint="on each machine: --nodes 2 --rendezvous node1:29500")
+    what = f"--nodes {nodes}: expected a number of machines, or the least and the most"
+    expect(0 < least <= most, what, hint="--nodes 2, or --nodes 1:2 if one may be lost or come later")
+    what = f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it"
+    is_place = not rendezvous or re.fullmatch(r"[^\s:]+:\d{1,5}", rendezvous)
+    expect(is_place, what, hint="--rendezvous node1:29500")
+    what = "machines find each other at the name and a free port of one of them"
+    expect(bool(rendezvous) == (nodes != "1"), what, hint="on each machine: --nodes 2 --rendezvous node1:29500")
     return least, most
 
 
@@ -134,9 +127,8 @@ def _unreachable(where: str) -> BertworksError:
 
 def _refuse_single(words: Sequence[str]) -> None:
     for name in (word.partition("=")[0] for word in words):
-        if name in _ONCE:
-            what = "standard input" if name == STDIN else name
-            raise UsageError(f"{what} is for one process", hint=_ONCE[name])
+        what = "standard input" if name == STDIN else name
+        expect(name not in _ONCE, f"{what} is for one process", hint=_ONCE.get(name))
 
 
 def launch(
@@ -171,9 +163,8 @@ def launch(
     if rendezvous:
         _wait_for(rendezvous, say)
     with _explain(rendezvous or "localhost"):
-        meeting = RendezvousParameters(
-            "c10d", rendezvous or "localhost:0", run_id, least, most, last_call_timeout=LAST_CALL
-        )
+        place = rendezvous or "localhost:0"
+        meeting = elastic.RendezvousParameters("c10d", place, run_id, least, most, last_call_timeout=LAST_CALL)
         spec = WorkerSpec(
             "training", processes, get_rendezvous_handler(meeting), entrypoint=sys.executable,
             args=("-u", "-m", MODULE, *words), max_restarts=restarts,
@@ -197,12 +188,12 @@ def launch(
 def _explain(where: str) -> Iterator[None]:
     try:
         yield
-    except (RendezvousConnectionError, DistError) as error:
+    except (elastic.RendezvousConnectionError, DistError) as error:
         raise _unreachable(where) from error
-    except RendezvousTimeoutError as error:
+    except elastic.RendezvousTimeoutError as error:
         what = f"too few machines came to {where}"
         raise BertworksError(what, hint="start the same command on each of them, or name fewer: --nodes 1:2") from error
-    except RendezvousClosedError as error:
+    except elastic.RendezvousClosedError as error:
         what = f"the training at {where} has ended"
         raise BertworksError(what, hint="see the messages of the other machines") from error
 

@@ -11,7 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
+from bertworks.errors import BertworksError, as_path, expect, quoted, require
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.portions import Portions
@@ -48,15 +48,13 @@ def read_text(
         trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
         hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
         expect(not holds_shards(folder), "this folder holds shards, not text", where=path, hint=hint)
-        if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
-            hint = f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from this model"
-            raise UsageError("this folder holds a model, not text", where=str(path), hint=hint)
+        is_model = (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS)
+        hint = f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from this model"
+        expect(not is_model, "this folder holds a model, not text", where=path, hint=hint)
     reader = CorpusReader(sources, text_column=text_column, documents=documents, encoding=encoding)
-    for path in reader.files:
-        if path.name == "tokenizer.json":  # shards and models have one too
-            what = "a folder within the input holds a tokenizer, a model or shards, not text"
-            hint = f"move it: `mv {quoted(path.parent)} FOLDER`"
-            raise UsageError(what, where=str(path.parent), hint=hint)
+    inner = next((path.parent for path in reader.files if path.name == "tokenizer.json"), None)
+    what = "a folder within the input holds a tokenizer, a model or shards, not text"  # each has that file
+    expect(inner is None, what, where=inner, hint=f"move it: `mv {quoted(inner)} FOLDER`")
     return reader
 
 
@@ -78,9 +76,8 @@ def read_pairs(files: Sequence[str | Path]) -> list[tuple[str, str]]:
         raise BertworksError(what, where=f"{files[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED)
     rows = [tuple(line.split("\t")) for line in columns[0]] if len(files) == 1 else list(zip(*columns, strict=True))
     for number, row in enumerate(rows, 1):
-        require(
-            len(row) == 2, f"{len(row)} columns: expected two, separated by a tab", f"{files[0]}:{number}", _ALIGNED
-        )
+        what = f"{len(row)} columns: expected two, separated by a tab"
+        require(len(row) == 2, what, f"{files[0]}:{number}", _ALIGNED)
         for side, text in enumerate(row):
             where = f"{files[side % len(files)]}:{number}"
             require(text.strip(), "no text on one side of a translation", where, _ALIGNED)

@@ -54,22 +54,18 @@ class Request:
         """The folder of the token ids, existing or not; with languages, of a part of the text."""
         return as_path(self.inputs[0]) if self.is_shards else output / "shards" / "-".join(languages)
 
-    def texts(self, output: Path) -> list[Text]:
-        """The parts of the text, from their shards."""
-        sides = [(name,) for name in dict.fromkeys(self.languages)] + ([self.sides] if self.parallel else [])
-        return [Text(names, Shards.open(self.shards_folder(output, names))) for names in sides]
-
     def job(self, recipe: Recipe, shards: Shards, output: Path) -> PretrainJob:
         """What trains the recipe on the shards, which are in the output folder or are the input."""
-        texts = self.texts(output) if recipe.encoder.languages else ()
+        names = dict.fromkeys(self.languages) if recipe.encoder.languages else ()
+        parts = [(name,) for name in names] + ([self.sides] if self.parallel else [])
+        texts = [Text(part, Shards.open(self.shards_folder(output, part))) for part in parts]
         words = self.extend_vocabulary or 0
         return PretrainJob(recipe, shards, self.init, new_words=words, texts=texts, teacher=self.teacher)
 
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
-        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        for name in ("languages", "parallel"):  # runs of older versions have none
-            content = content if content[name] else {k: v for k, v in content.items() if k != name}
+        given = {k: v for k, v in asdict(self).items() if v or k not in ("languages", "parallel")}  # later fields
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
         content["inputs"] = [f"rows {sha256(Path(x))}" if isinstance(x, StoredRows) else x for x in self.inputs]
         if self.recipe and self.recipe.endswith(".toml") and (path := as_path(self.recipe)).is_file():
             content["recipe_sha256"] = sha256(path)
@@ -136,9 +132,10 @@ def make_request(inputs: Sequence[str | Path] | Data, **options: Any) -> Request
     if len(both := [name for name, value in zip(_WITH_TOKENIZER, models, strict=True) if value]) > 1:
         what = f"--{both[-1]} takes the tokenizer of the model"
         raise UsageError(what, hint=f"give --{both[0]} or --{both[1]}, not both")
-    if (number := options.get("extend_vocabulary")) is not None and (number < 1 or not options.get("init")):
-        what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
-        raise UsageError(what, hint="give a model and a number: --init MODEL --extend-vocabulary 1000")
+    number = options.get("extend_vocabulary")
+    what = f"--extend-vocabulary {number} adds words to the vocabulary of a model: one word or more"
+    hint = "give a model and a number: --init MODEL --extend-vocabulary 1000"
+    expect(number is None or (number > 0 and options.get("init")), what, hint=hint)
     if budget:
         seconds_of(budget)
     names, files = names_of(options.get("languages")), names_of(options.get("parallel"))

@@ -36,9 +36,8 @@ def select_layers(c: EncoderConfig, state: Mapping[str, Tensor], count: int) -> 
     groups = (1 if shared else count) if c.num_hidden_groups else 0
     result = {name: value for name, value in state.items() if not name.startswith(BLOCKS)}
     for number, block in enumerate(chosen[:1] if shared else chosen):
-        old = f"{BLOCKS}{block}."
-        part = {name.removeprefix(old): value for name, value in state.items() if name.startswith(old)}
-        result |= {f"{BLOCKS}{number}.{name}": value for name, value in part.items()}
+        old, new = f"{BLOCKS}{block}.", f"{BLOCKS}{number}."
+        result |= {name.replace(old, new, 1): value for name, value in state.items() if name.startswith(old)}
     return replace(c, num_hidden_layers=count, num_hidden_groups=groups), result
 
 

@@ -65,8 +65,7 @@ def _logistic(x: Array, labels: NDArray[np.int64], outputs: int, prior: float, *
     weight, bias = np.zeros((outputs, x.shape[1])), np.log(np.maximum(counts, _RARE) / len(labels))
     present = np.flatnonzero(counts)
     if len(present) > 1:
-        weights = "balanced" if balanced else None
-        model = LogisticRegression(C=prior, max_iter=1000, tol=1e-6, class_weight=weights)
+        model = LogisticRegression(C=prior, max_iter=1000, tol=1e-6, class_weight="balanced" if balanced else None)
         model.fit(x, labels)
         if len(present) == 2:  # one column: the difference of both
             weight[present] = np.outer([-0.5, 0.5], model.coef_[0])

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bertworks.batching.sampling import keyed_rng
@@ -36,11 +37,9 @@ class WordStates(NamedTuple):
 
     def padded(self, numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
         """[B, n, width]: the states of sentences, zeros after their end."""
-        x = torch.zeros(len(numbers), int(self.lengths(numbers).max()), self.states.shape[1], dtype=dtype)
-        for row, number in zip(x, numbers):
-            part = self.states[self.starts[number] : self.starts[number + 1]]
-            row[: len(part)] = torch.from_numpy(np.array(part))  # a copy: the file is read-only
-        return x
+        parts = [self.states[self.starts[number] : self.starts[number + 1]] for number in numbers]
+        copies = [torch.from_numpy(np.array(part)).to(dtype) for part in parts]  # the file is read-only
+        return pad_sequence(copies, batch_first=True)
 
 
 class Probe(NamedTuple):

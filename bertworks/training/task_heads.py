@@ -279,9 +279,8 @@ class TaskModel(TrainableModel):
     ):  # fmt: skip
         super().__init__()
         self.task, self.dropout, (weight, self.temperature) = task, output_dropout(c, task), teacher
-        self.weights = {"task": 1 - weight}
-        self.weights |= {"distillation": weight} if weight else {}
-        self.weights |= {"causal_lm": lm_weight} if lm_weight else {}
+        others = {"distillation": weight, "causal_lm": lm_weight}
+        self.weights = {"task": 1 - weight, **{name: value for name, value in others.items() if value}}
         self.encoder = Encoder(c)
         self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
