@@ -26,8 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from bertworks.cli.main import make_app
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs import launch
-from bertworks.runs.heartbeat import SHORTEST_LIMIT, SILENT, Heartbeat, meet_in
-from bertworks.runs.processes import Processes
+from bertworks.runs.processes import SHORTEST_LIMIT, SILENT, Heartbeat, Processes, meet_in
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 CLUSTER = ROOT / "docs" / "cluster.md"

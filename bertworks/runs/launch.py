@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from bertworks.errors import BertworksError, expect
 from bertworks.io.processes import available_cpus
 from bertworks.io.text_files import STDIN
-from bertworks.runs.heartbeat import LostProcessError
+from bertworks.runs.processes import LostProcessError
 from bertworks.runs.request import seconds_of
 
 MODULE = "bertworks.cli.main"
