@@ -34,7 +34,7 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import init_local_attention, scale_residual
 from bertworks.runs.adaptation import BitsBatches, bits_batches, bits_per_character, extended_state
 from bertworks.runs.report import write_report
-from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, training_figures, versions
+from bertworks.runs.run_folder import BITS, BITS_BEFORE, describe, versions
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template, Tokenizer
 from bertworks.text.tokenizer_pipeline import END_OF_TEXT
@@ -194,9 +194,8 @@ def most_frequent_token(
     """The most frequent token of the training text (`documents`, ascending), and the fraction of the held-out predicted
     tokens that it is: the baseline of a model."""
     best = int(token_counts(store, documents, tokenizer.vocab_size).argmax())
-    labels = [batch.targets[kind].labels for batch in batches]
-    correct = sum(int((part == best).sum()) for part in labels)
-    return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
+    labels = torch.cat([batch.targets[kind].labels for batch in batches])
+    return tokenizer.tokens[best], int((labels == best).sum()) / max(1, len(labels))
 
 
 def half_of(family: Recipe, teacher: EncoderConfig) -> EncoderConfig:
@@ -325,8 +324,7 @@ class PretrainJob:
             means = evaluate(network, batches, self.precision)
             if ending.startswith("_at_"):
                 means = {self._main_objective: means[self._main_objective]}
-            values = training_figures(means) if ending else figures(means)
-            result |= {name + ending: value for name, value in values.items()}
+            result |= {name + ending: value for name, value in figures(means, perplexity=not ending).items()}
         return result | (self._bits(network) if self.init is not None and self._bits_batches[0].characters else {})
 
     def _bits(self, network: TrainableModel) -> dict[str, float]:

@@ -25,7 +25,7 @@ from bertworks.errors import UsageError, as_path, expect, explain_os_errors, url
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.budget import Plan
-from bertworks.training.objectives import OBJECTIVES, LossStats, Measure, has_accuracy
+from bertworks.training.objectives import OBJECTIVES, Measure
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
@@ -181,12 +181,6 @@ def read_plans(folder: Path) -> list[Plan]:
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
     """The figures with None for numbers that are not finite: JSON has none."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
-
-
-def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
-    """Losses and accuracies by name."""
-    kinds = {name: ("loss", "accuracy") if has_accuracy(name) else ("loss",) for name in means}
-    return {f"{name}_{kind}": getattr(mean, kind) for name, mean in means.items() for kind in kinds[name]}
 
 
 def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:

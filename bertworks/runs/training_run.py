@@ -27,11 +27,11 @@ from bertworks.models.encoder import meta_device_init
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown, Processes
-from bertworks.runs.run_folder import Metrics, finite, read_metrics, training_figures, write_plans
+from bertworks.runs.run_folder import Metrics, finite, read_metrics, write_plans
 from bertworks.training.budget import MEMORY, Pace
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, fixed_order, measure_matmul
 from bertworks.training.loop import Step, train
-from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel, has_accuracy
+from bertworks.training.objectives import ACCURACY, OBJECTIVES, LossStats, TrainableModel, figures
 from bertworks.training.optimization import make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
@@ -289,8 +289,8 @@ class TrainingRun:
         """The first process evaluates; its figures decide in all processes whether the training continues."""
         if self.processes.first:
             yield from self._evaluate_here()
-        figures = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
-        self.facts |= self.processes.from_first(figures)
+        decided = {name: self.facts[name] for name in ("evaluated", "evaluation", "best")}
+        self.facts |= self.processes.from_first(decided)
 
     def _evaluate_here(self) -> Iterator[Event]:
         with self.shutdown.computing():
@@ -318,24 +318,24 @@ class TrainingRun:
         tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
         loss = sum(self.model.weights[name] * stats.loss for name, stats in means.items())  # that a training minimizes
         flops = tokens_per_second * self.job.flops_per_token(step.number)
-        figures = finite({
-            "step": step.number, "loss": loss, **training_figures(means), "learning_rate": step.learning_rate,
+        line = finite({
+            "step": step.number, "loss": loss, **figures(means, perplexity=False), "learning_rate": step.learning_rate,
             "gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"],
             "tokens_per_second": tokens_per_second, "matmul_share": flops / self._matmul_speed / self.processes.count,
             "memory": self.memory.look(), "seconds": self.facts["seconds"],
         })  # fmt: skip
         if self.processes.first:
-            self.metrics.record(figures)
+            self.metrics.record(line)
         left = self._pace.value * (self.job.cost(self.job.num_steps) - self.job.cost(step.number))
         left += self._evaluation_seconds * math.ceil((self.job.num_steps - step.number) / self.evaluate_every)
-        fields = figures | {"steps": self.job.num_steps, **self.job.progress(step.number)}
+        fields = line | {"steps": self.job.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
-        predicted = [kind for kind in means if kind in OBJECTIVES and has_accuracy(kind)]
+        predicted = [kind for kind in means if kind in OBJECTIVES and ACCURACY in OBJECTIVES[kind].measures]
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in predicted]
         parts = [
             f"step {step.number:,}/{self.job.num_steps:,}", f"loss {loss:.3f}", *accuracies,
             f"rate {step.learning_rate:.1e}", f"{tokens_per_second:,.0f} tokens/s",
-            f"{figures['matmul_share']:.0%} of matmul speed", f"{figures['memory'] / 1e9:.2f} GB",
+            f"{line['matmul_share']:.0%} of matmul speed", f"{line['memory'] / 1e9:.2f} GB",
             f"{duration(left)} left",
         ]  # fmt: skip
         return Event("step", "  ".join(parts), fields)

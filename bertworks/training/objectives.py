@@ -273,11 +273,6 @@ OF_ALL_TOKENS = {"replaced_token", *TEACHER_OBJECTIVES}
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
 
 
-def has_accuracy(name: str) -> bool:
-    """Whether a loss counts correct predictions."""
-    return name not in OBJECTIVES or ACCURACY in OBJECTIVES[name].measures
-
-
 def heads_of(kinds: Collection[str]) -> tuple[Head, ...]:
     """The heads that these objectives need. With `replaced_token` the masked LM head belongs to the generator."""
     own = {*kinds} - ({"masked_lm"} if "replaced_token" in kinds else set())
@@ -294,10 +289,11 @@ def num_trained(recipe: Recipe) -> int:
 SHARED = ("token", "position", "token_type")  # embeddings that a generator shares
 
 
-def figures(means: Mapping[str, LossStats]) -> dict[str, float]:
-    """The figures of an evaluation, such as `masked_lm_accuracy`."""
-    named = [(kind, measure) for kind in means for measure in OBJECTIVES[kind].measures]
-    return {f"{kind}_{measure.name}": measure.compute(means[kind]) for kind, measure in named}
+def figures(means: Mapping[str, LossStats], perplexity: bool = True) -> dict[str, float]:
+    """The figures of objectives, such as `masked_lm_accuracy`, or of a task; with or without perplexities."""
+    measures = {name: OBJECTIVES[name].measures if name in OBJECTIVES else (LOSS, ACCURACY) for name in means}
+    named = [(name, measure) for name in means for measure in measures[name] if perplexity or measure is not PERPLEXITY]
+    return {f"{name}_{measure.name}": measure.compute(means[name]) for name, measure in named}
 
 
 class PretrainingModel(TrainableModel):

@@ -217,8 +217,7 @@ class Recipe(Settings):
         total = 0.0
         for p in self.train.phases:
             finished = min(1, self.predictions + 1 / p.sequence_length)
-            tokens = p.num_steps * p.batch_size * p.sequence_length
-            total += tokens * self.flops_per_token(p.sequence_length, finished)
+            total += p.num_steps * p.batch_size * p.sequence_length * self.flops_per_token(p.sequence_length, finished)
         return total
 
     def with_objectives(self) -> "Recipe":

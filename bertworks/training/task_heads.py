@@ -300,9 +300,8 @@ class TaskModel(TrainableModel):
             nn.init.constant_(layer.bias, task.mean)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        every = {"causal_lm": len(batch.input_ids) - batch.layout.num_sequences}
-        every |= dict.fromkeys(("task", "distillation"), self.task.count(batch))
-        return {name: every[name] for name in self._present(batch)}
+        terms, next_tokens = self.task.count(batch), len(batch.input_ids) - batch.layout.num_sequences
+        return {name: next_tokens if name == "causal_lm" else terms for name in self._present(batch)}
 
     def _present(self, batch: Batch) -> list[str]:
         """The losses of a batch."""
