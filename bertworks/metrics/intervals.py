@@ -16,7 +16,7 @@ Rows that belong together (questions on a context, sentences of a document) are 
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,8 +58,14 @@ class RowSums:
 def resampled(metric: RowSums, groups: Sequence[Hashable] = (), seed: int = 0) -> Array:
     """The metric of SAMPLES resamples of the groups, which are single rows if there are none: the same resamples for
     equal groups and seeds."""
-    blocks = _resamples(len(metric.rows), groups, seed)
-    return np.concatenate([metric.score(weights @ metric.rows) for weights in blocks])
+    count, generator, numbers = len(metric.rows), np.random.default_rng(seed), dict[Hashable, int]()
+    group_of_row = np.array([numbers.setdefault(key, len(numbers)) for key in groups or range(count)])
+    shares, at_once = np.full(len(numbers), 1 / len(numbers)), max(1, _BLOCK // count)
+    scores = []
+    for start in range(0, SAMPLES, at_once):
+        drawn = generator.multinomial(len(numbers), shares, min(at_once, SAMPLES - start))
+        scores.append(metric.score(drawn[:, group_of_row].astype(np.float64) @ metric.rows))
+    return np.concatenate(scores)
 
 
 def interval_of_mean(scores: Sequence[float], samples: Sequence[Array]) -> Interval:
@@ -112,18 +118,6 @@ def middle(samples: Array) -> Interval:
     """The middle 95 % of a metric of resamples."""
     low, high = np.quantile(samples, [0.025, 0.975])
     return Interval(float(low), float(high))
-
-
-def _resamples(count: int, groups: Sequence[Hashable], seed: int) -> Iterator[Array]:
-    """Blocks of weights [samples, rows], equal for equal arguments."""
-    generator, numbers = np.random.default_rng(seed), dict[Hashable, int]()
-    group_of_row = np.array([numbers.setdefault(key, len(numbers)) for key in groups or range(count)])
-    num_groups, left = len(numbers), SAMPLES
-    while left:
-        block = min(left, max(1, _BLOCK // count))
-        drawn = generator.multinomial(num_groups, np.full(num_groups, 1 / num_groups), block)
-        yield drawn[:, group_of_row].astype(np.float64)
-        left -= block
 
 
 def ratio(above: Array, below: Array) -> Array:
@@ -211,28 +205,23 @@ _WIDEST = 3.0  # of the logarithm of a temperature
 
 def fit_temperature(logits: Logits, gold: Gold) -> float:
     """The temperature with the smallest log loss of all rows, plus (log temperature)² / 2: without this the temperature
-    of predictions that are all right would be 0."""
+    of predictions that are all right would be 0. Logits are divided in float64, a block at a time: the words of long
+    texts are many."""
     from scipy.optimize import minimize_scalar
-
-    def loss(log_temperature: float) -> float:
-        return _log_loss(logits, math.exp(log_temperature), gold) + log_temperature**2 / 2
-
-    return float(math.exp(minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x))
-
-
-def _log_loss(x: Logits, divisor: float, gold: Gold) -> float:
-    """Of the logits divided by a number, in float64, a block at a time: the words of long texts are many."""
     from scipy.special import log_softmax
 
-    losses = np.empty(gold.shape)
-    for start in range(0, len(x), _ROWS):
-        part = slice(start, start + _ROWS)
-        some = x[part].astype(np.float64) / divisor
-        if gold.ndim == 2:
-            losses[part] = np.logaddexp(0, np.where(gold[part] > 0, -some, some))
-        else:
-            losses[part] = np.take_along_axis(log_softmax(some, axis=1), gold[part, None], 1)[:, 0]
-    return float(losses.sum()) * (1 if gold.ndim == 2 else -1)
+    def loss(log_temperature: float) -> float:
+        losses = np.empty(gold.shape)
+        for start in range(0, len(logits), _ROWS):
+            part = slice(start, start + _ROWS)
+            x = logits[part].astype(np.float64) / math.exp(log_temperature)
+            if gold.ndim == 2:
+                losses[part] = np.logaddexp(0, np.where(gold[part] > 0, -x, x))
+            else:
+                losses[part] = -np.take_along_axis(log_softmax(x, axis=1), gold[part, None], 1)[:, 0]
+        return float(losses.sum()) + log_temperature**2 / 2
+
+    return float(math.exp(minimize_scalar(loss, bounds=(-_WIDEST, _WIDEST), method="bounded").x))
 
 
 def confidences(logits: Logits, gold: Gold, temperature: Array | float = 1.0) -> tuple[Array, Array]:

@@ -23,10 +23,8 @@ def tree_distances(heads: Sequence[int]) -> NDArray[np.int64]:
     """int64 [n, n]: edges on the path between two words of a tree. The head of its root is -1."""
     from scipy.sparse.csgraph import shortest_path
 
-    edges = np.zeros((len(heads), len(heads)))
-    for word, head in enumerate(heads):
-        if head >= 0:
-            edges[word, head] = 1
+    edges, words = np.zeros((len(heads), len(heads))), np.flatnonzero(np.asarray(heads) >= 0)
+    edges[words, np.asarray(heads)[words]] = 1
     return np.asarray(shortest_path(edges, directed=False, unweighted=True), np.int64)
 
 
@@ -52,12 +50,19 @@ def spearman(x: Numbers, y: Numbers) -> Array:
 
 
 class GoldTree:
-    """What predictions of a sentence are compared with. heads, is_punctuation: see `datasets.treebank`."""
+    """What predictions of a sentence are compared with. heads, is_punctuation: see `datasets.treebank`.
+
+    counted: the words that are no punctuation, of which edges and roots may be.
+    counts_for_root: whether the root is one of them: else it could not be found.
+    counts_for_correlation: whether the rank correlations are averaged over sentences of this length.
+    """
 
     def __init__(self, heads: Sequence[int], is_punctuation: Sequence[bool]):
         self.distances, self.root = tree_distances(heads), list(heads).index(-1)
         self.depths = self.distances[self.root]
-        self.counted = np.flatnonzero(~np.array(is_punctuation, bool))  # the words that edges and roots may be of
+        self.counted = np.flatnonzero(~np.array(is_punctuation, bool))
+        self.counts_for_root = self.root in self.counted
+        self.counts_for_correlation = SHORTEST <= len(heads) <= LONGEST
 
     @cached_property
     def edges(self) -> set[tuple[int, int]]:
@@ -70,16 +75,6 @@ class GoldTree:
             return set()
         edges = self.counted[spanning_tree(distances[np.ix_(self.counted, self.counted)])]
         return {(first, second) for first, second in edges.tolist()}
-
-    @property
-    def counts_for_root(self) -> bool:
-        """Whether the root is no punctuation: it could not be found."""
-        return self.root in self.counted
-
-    @property
-    def counts_for_correlation(self) -> bool:
-        """Whether the rank correlations are averaged over sentences of this length."""
-        return SHORTEST <= len(self.depths) <= LONGEST
 
 
 def tree_metrics(
