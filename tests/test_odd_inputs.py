@@ -280,9 +280,9 @@ def test_a_question_that_is_surely_without_answer_is_left_without() -> None:
     """As `--na-prob-thresh` of evaluate-v2.0.py, which is 1."""
     questions = [SquadQuestion("a", ("Anna",)), SquadQuestion("b", ())]
     predictions = {"a": "Anna", "b": "Boris"}
-    figures = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": -3.0, "b": 2.0})
+    figures, _ = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": -3.0, "b": 2.0})
     assert (figures["exact"], figures["HasAns_exact"], figures["NoAns_exact"]) == (100.0, 100.0, 100.0)
-    figures = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": 1.5, "b": 0.5})
+    figures, _ = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": 1.5, "b": 0.5})
     assert (figures["exact"], figures["best_exact"]) == (0.0, 50.0)
 
 

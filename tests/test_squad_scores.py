@@ -103,7 +103,7 @@ def test_f1_is_symmetric_and_at_most_1(one: str, other: str, unit: Any):
 
 def test_figures_of_parts_and_what_is_missing():
     questions = [SquadQuestion(name, tuple(a["text"] for a in answers)) for name, answers in QUESTIONS.items()]
-    figures = evaluate_answers(questions, ANSWERS, version="2.0")
+    figures, _ = evaluate_answers(questions, ANSWERS, version="2.0")
     assert figures == pytest.approx(
         {
             "exact": 100 / 3, "f1": 100 * (0.8 + 0.8 + 1) / 3, "total": 3, "missing": 0,
@@ -111,7 +111,7 @@ def test_figures_of_parts_and_what_is_missing():
             "NoAns_exact": 100.0, "NoAns_f1": 100.0, "NoAns_total": 1,
         }
     )  # fmt: skip
-    without = evaluate_answers(questions, {"when": "10th century"}, version="2.0")
+    without, _ = evaluate_answers(questions, {"when": "10th century"}, version="2.0")
     assert (without["missing"], without["exact"], without["NoAns_exact"]) == (2, pytest.approx(100 / 3), 0.0)
 
 
@@ -122,7 +122,7 @@ def test_the_best_threshold_is_the_best_of_all(seed: int):
     questions = [SquadQuestion(str(n), ("yes sir",) if generator.random() < 0.6 else ()) for n in range(12)]
     given_ = {q.id: generator.choice(["", "yes", "yes sir", "no"]) for q in questions}
     surety = {q.id: generator.uniform(-3, 3) for q in questions}
-    figures = evaluate_answers(questions, given_, version="2.0", no_answer_probabilities=surety)
+    figures, _ = evaluate_answers(questions, given_, version="2.0", no_answer_probabilities=surety)
     for n, name in enumerate(("exact", "f1")):
         tried = {}
         for threshold in (-9.0, *surety.values()):

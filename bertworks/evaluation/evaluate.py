@@ -101,14 +101,11 @@ def evaluate_squad(
     answerable = all(question.answers for question in questions)
     version: squad.SquadVersion = "1.1" if answerable and probabilities is None else "2.0"
     f1_unit = squad.f1_unit_of(dict.fromkeys(contexts)) if unit == "auto" else unit
-    scores = squad.evaluate_answers(
+    scores, each = squad.evaluate_answers(
         questions, answers, version=version, no_answer_probabilities=probabilities, unit=f1_unit
     )
     missing = [question.id for question in questions if question.id not in answers]
     unknown = [question for question in answers if question not in known]
-    left = {question for question, probability in (probabilities or {}).items() if probability > 1}
-    given = ("" if question.id in left else answers.get(question.id) for question in questions)
-    each = [squad.score_answer(q.answers, one, version=version, unit=f1_unit) for q, one in zip(questions, given)]
     intervals, groups = {}, groups_or_rows(contexts)
     for name in ("exact", "f1"):
         metric = mean_sums([getattr(score, name) for score in each])
@@ -403,19 +400,14 @@ def _pair_figures(pairs: Sequence[Pair], outcomes: Sequence[bool]) -> dict[str, 
     terms = {pair["UID"]: str(pair.get("linguistics_term") or "") for pair in pairs}
     counts = Counter(pair["UID"] for pair in pairs)
     right = Counter(pair["UID"] for pair, outcome in zip(pairs, outcomes, strict=True) if outcome)
-    paradigms: dict[str, dict[str, Any]] = {
-        uid: {"accuracy": right[uid] / count, "pairs": count, "phenomenon": terms[uid]}
-        for uid, count in sorted(counts.items(), key=lambda one: (terms[one[0]], one[0]))
-    }
-    phenomena: dict[str, list[float]] = defaultdict(list)
-    for paradigm in paradigms.values():
-        phenomena[paradigm["phenomenon"]].append(paradigm["accuracy"])
-    return {
-        "pairs": len(pairs),
-        "mean": float(np.mean([paradigm["accuracy"] for paradigm in paradigms.values()])),
-        "phenomena": {name: float(np.mean(values)) for name, values in phenomena.items()},
-        "paradigms": paradigms,
-    }
+    paradigms, accuracies = dict[str, dict[str, Any]](), defaultdict[str, list[float]](list)
+    for term, uid in sorted((term, uid) for uid, term in terms.items()):
+        accuracy = right[uid] / counts[uid]
+        paradigms[uid] = {"accuracy": accuracy, "pairs": counts[uid], "phenomenon": term}
+        accuracies[term].append(accuracy)
+    mean = float(np.mean([paradigm["accuracy"] for paradigm in paradigms.values()]))
+    phenomena = {name: float(np.mean(values)) for name, values in accuracies.items()}
+    return {"pairs": len(pairs), "mean": mean, "phenomena": phenomena, "paradigms": paradigms}
 
 
 def _pair_table(result: Mapping[str, Any]) -> str:

@@ -125,7 +125,7 @@ def _best_of_answers(items: Sequence[Item], answers: Sequence[Answer]) -> dict[s
     best = {str(n): (answer["n_best"] or [{"text": ""}])[0]["text"] for n, answer in enumerate(answers)}
     margins = {str(n): answer["no_answer_margin"] for n, answer in enumerate(answers)}
     unit = _f1_unit(items)
-    found = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
+    found, _ = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
     return {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
 
 

@@ -41,11 +41,13 @@ def evaluate_answers(
     version: SquadVersion,
     no_answer_probabilities: Mapping[str, float] | None = None,
     unit: F1Unit = "word",
-) -> dict[str, float]:
-    """`exact` (the script of 1.1 calls it exact_match), `f1`, `total` and `missing`; for 2.0 the same but `missing` for
-    questions with and without an answer (`HasAns_...`, `NoAns_...`); with no-answer probabilities also `best_exact` and
-    `best_f1`, the figures under the best threshold above which a question gets no answer, and that threshold
-    (`best_exact_thresh`, `best_f1_thresh`). It is chosen on the same questions: the figures are upper bounds.
+) -> tuple[dict[str, float], list[SquadScore]]:
+    """The figures, and the score of each question.
+
+    The figures: `exact` (the script of 1.1 calls it exact_match), `f1`, `total` and `missing`; for 2.0 the same but
+    `missing` for questions with and without an answer (`HasAns_...`, `NoAns_...`); with no-answer probabilities also
+    `best_exact` and `best_f1`, the figures under the best threshold above which a question gets no answer, and that
+    threshold (`best_exact_thresh`, `best_f1_thresh`). It is chosen on the same questions: the figures are upper bounds.
 
     Args:
         predictions: question id -> answer; "" is no answer.
@@ -74,7 +76,7 @@ def evaluate_answers(
                 figures |= {f"{part}_{name}": value for name, value in _means(chosen).items()}
     if no_answer_probabilities is not None:
         figures |= _best(questions, predictions, scores, no_answer_probabilities)
-    return figures | {"missing": sum(q.id not in predictions for q in questions)}
+    return figures | {"missing": sum(q.id not in predictions for q in questions)}, [kept[q.id] for q in questions]
 
 
 def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
