@@ -15,7 +15,7 @@ from bertworks.checkpoints.model_card import render_table
 from bertworks.config import packaged_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
-from bertworks.errors import BertworksError, UsageError, as_path, names_of, require
+from bertworks.errors import BertworksError, as_path, expect, names_of, require
 from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
@@ -162,16 +162,11 @@ def evaluate_glue(
         BertworksError: the folder has no task, or lacks a named one.
     """
     options = {k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")}
-    output, tasks, present = (
-        as_path(output, "output"),
-        names_of(tasks),
-        {task.name: task for task in find_glue_tasks(data)},
-    )
+    output, tasks, known = as_path(output, "output"), names_of(tasks), [task.name for task in GLUE]
+    present = {task.name: task for task in find_glue_tasks(data)}
     for name in tasks:
-        if name not in (known := [task.name for task in GLUE]):
-            raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
-        if name not in present:
-            raise BertworksError(f"the task {name} is not there", where=str(data))
+        expect(name in known, f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
+        require(name in present, f"the task {name} is not there", data, "name the folder that holds it")
     rows: dict[str, dict[str, Any]] = {}
     for name in [name for name in present if not tasks or name in tasks]:
         task = present[name]
@@ -185,8 +180,7 @@ def evaluate_glue(
         write_text(output / "table.md", text)
         _submit(task, output, device)
         yield Event("evaluation", f"{name}: {summary}", {"task": name, "trials": trials})
-    if not rows:
-        raise BertworksError("no task has both a train and a dev file", where=str(data))
+    require(rows, "no task has both a train and a dev file", data, "get the files of GLUE again")
     yield Event("done", f"{text}\nwritten to {output}/table.md", {"output": str(output), "columns": rows})
 
 
@@ -215,23 +209,21 @@ def _figures(
     """Columns of the table: the figures of every seed, the interval of their mean, and what they are figures of."""
     split, *others = task.measured_on
     about = {"split": split, "sampled": task.sampled, "train": task.files["train"].name}
-    about |= {"seconds": [trial["seconds"] for trial in trials]}
+    about |= {"seconds": [trial["seconds"] for trial in trials], "metrics": [*task.metrics]}
     columns = {task.column(split): [{name: trial["figures"][name] for name in task.metrics} for trial in trials]}
     intervals = {task.column(split): interval}
     for other in others:  # the other half of MNLI
         reader, schema = task.read(other)
         rows = list(items(reader, schema, left_out=IssueCounter()))
-        scores = columns[task.column(other)] = []
-        samples = []
+        found = []
         for trial in trials:
             predictor = Predictor(folder / str(trial["folder"]), device=device)
-            d, answers = predictor.description, [answer for _, answer in predictor.answers(rows)]
-            sums = row_sums(d, rows, answers)
-            scores.append({name: sums[name].value for name in task.metrics})
-            samples.append(resampled(sums[task.metrics[0]]))
-        done = [{**trial, "score": one[task.metrics[0]], "rows": len(rows)} for trial, one in zip(trials, scores)]
-        intervals[task.column(other)] = interval_of_trials(done, samples)
-    about["metrics"] = list(task.metrics)
+            answers = [answer for _, answer in predictor.answers(rows)]
+            found.append(row_sums(predictor.description, rows, answers))
+        columns[task.column(other)] = [{name: sums[name].value for name in task.metrics} for sums in found]
+        main = [sums[task.metrics[0]] for sums in found]
+        done = [{**trial, "score": one.value, "rows": len(rows)} for trial, one in zip(trials, main)]
+        intervals[task.column(other)] = interval_of_trials(done, [resampled(one) for one in main])
     return {name: {**about, "seeds": seeds, "interval": intervals[name]} for name, seeds in columns.items()}
 
 
@@ -252,13 +244,10 @@ def _submit(task: GlueTask, output: Path, device: str) -> None:
 def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
     """The mean over tasks, and the names of the tasks without a score. A row of a table is by `COLUMNS`; MNLI counts
     once: as "MNLI", else as the mean of those of "MNLI-m" and "MNLI-mm" that are there."""
-    values, missing = [], []
-    for name in [task.name for task in GLUE]:
-        if scores := [row[column] for column in (name, f"{name}-m", f"{name}-mm") if column in row]:
-            values.append(sum(scores) / len(scores))
-        else:
-            missing.append(name)
-    return sum(values) / len(values), missing
+    names = [task.name for task in GLUE]
+    scores = {name: [row[column] for column in (name, f"{name}-m", f"{name}-mm") if column in row] for name in names}
+    means = [sum(values) / len(values) for values in scores.values() if values]
+    return sum(means) / len(means), [name for name, values in scores.items() if not values]
 
 
 def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds: int) -> str:

@@ -15,10 +15,10 @@ import torch
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import shortened
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
-from bertworks.errors import UsageError, as_path, expect, require
+from bertworks.errors import as_path, expect, require
 from bertworks.events import Event, printable
+from bertworks.inference import word_states
 from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
-from bertworks.inference.word_states import WordSequence, check_room, read_words, states_file, write_word_states
 from bertworks.io.atomic_write import refuse_not_empty, write_json, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
@@ -39,7 +39,7 @@ _CHAIN = "linear chain"
 class _Sentences(NamedTuple):
     """All sentences as the network reads them, and their trees. Parts are ranges of their numbers."""
 
-    sequences: list[WordSequence]
+    sequences: list[word_states.WordSequence]
     gold: list[GoldTree]
     train: range
     dev: range
@@ -92,8 +92,8 @@ def evaluate_probe(
     hint = "use the model that was exported"
     expect(not source.exported, "an exported model has only its last layer", where=source.within, hint=hint)
     numbers, seed_range = _layers(layers, source.config.num_hidden_layers), range(seed, seed + seeds)
-    if rank > (width := source.config.hidden_size):
-        raise UsageError(f"the rank is {rank}: a probe of this model has at most {width} rows, its width")
+    width = source.config.hidden_size
+    expect(rank <= width, f"the rank is {rank}: a probe of this model has at most {width} rows, its width")
     read = yield from _read(source, bank, sample)
     _check_counted([read.gold[number] for number in read.evaluated], data)
     work = _Work(read, numbers, rank or width, epochs, seed_range, choose_device(device))
@@ -130,11 +130,11 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     train, tested = bank.train, "test" if bank.test else "dev"
     if 0 < sample < len(train):
         train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
-    kept, sequences, long = list[TreeSentence](), list[WordSequence](), IssueCounter()
+    kept, sequences, long = list[TreeSentence](), list[word_states.WordSequence](), IssueCounter()
     parts = dict[str, range]()
     for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
         start, pairs = len(kept), [(sentence.words, sentence.where) for sentence in sentences]
-        read = read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
+        read = word_states.read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
         for sentence, sequence in zip(sentences, read, strict=True):
             if sequence is None:
                 long.add(sentence.where)
@@ -205,12 +205,12 @@ def _encoder_figures(
     with tempfile.TemporaryDirectory() as temporary:
         folder, total = Path(temporary), len(counts)
         float16_bytes = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size
-        check_room(folder, float16_bytes, _SMALLER)
-        for done in write_word_states(encoder, work.data.sequences, work.layers, folder):
+        word_states.check_room(folder, float16_bytes, _SMALLER)
+        for done in word_states.write_word_states(encoder, work.data.sequences, work.layers, folder):
             fields = {"stage": "probe", "what": "sentences", "amount": done, "of": total}
             yield Event("stage", f"{name}hidden states: {done:,} of {total:,} sentences", fields)
         for layer in work.layers:
-            words = WordStates(np.load(states_file(folder, layer), mmap_mode="r"), starts)
+            words = WordStates(np.load(word_states.states_file(folder, layer), mmap_mode="r"), starts)
             figures[layer] = []
             for seed in work.seeds:
                 run = yield from _probed(words, work, seed, f"{name}layer {layer}")

@@ -175,7 +175,6 @@ def evaluate_retrieval(
     reranker = None if rerank is None else Reranker(rerank, device=device)
     names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
     queries = list(collection.queries.values())
-    figures: dict[str, dict[str, float]] = {}
     settings: dict[str, Any] = {"pooling": pooling, "max_length": max_length, "language": language, "device": device}
     with tempfile.TemporaryDirectory() as folder:
         index = Index.create(Path(folder) / "i", model, **settings)
@@ -186,11 +185,10 @@ def evaluate_retrieval(
             index.add(texts[start:stop], names[start:stop])
             fields = {"stage": "index", "what": "documents", "amount": stop}
             yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)
-        for ranking in get_args(Ranking):
-            figures[ranking] = _figures(collection, names, index.scores(queries, ranking))
+        scores = {ranking: index.scores(queries, ranking) for ranking in get_args(Ranking)}
         if reranker is not None:
-            scores = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
-            figures["reranked"] = _figures(collection, names, scores)
+            scores["reranked"] = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
+        figures = {ranking: _figures(collection, names, some) for ranking, some in scores.items()}
     text = f"{len(queries):,} queries, {len(names):,} documents"
     yield Event("done", text, {"queries": len(queries), "documents": len(names), **figures})
 
