@@ -328,12 +328,12 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
     heads = {head for names in family.pretraining_of(config) for head in names.split()}
     of_heads = {name: row for name, row in family.pretraining_rows.items() if name.split(".")[0] in heads}
     rows = {**family.rows, **of_heads, **family.by_class.get(architecture or "", {}), **_NAMES["recurrent"]}
+    absent = ["projection"] * (config.embedding_width == hidden) + ["token_type"] * (not config.type_vocab_size)
+    absent_rows = tuple(f"encoder.embeddings.{table}." for table in absent)
     entries = []
-    for ours, (axes, *theirs) in ((ours, row) for ours, row in rows.items() if row):
-        if ours.startswith("encoder.embeddings.projection") and config.embedding_width == hidden:
-            continue
-        if ours.startswith("encoder.embeddings.token_type") and not config.type_vocab_size:
-            continue
+    for ours, (axes, *theirs) in (
+        (ours, row) for ours, row in rows.items() if row and not ours.startswith(absent_rows)
+    ):
         shape = tuple(sizes[axis] for axis in axes.split())
         if ours == "span.*" and "recurrent" in component_names(names):
             shape = (shape[0], _ANY)
@@ -357,13 +357,12 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> 
         require(new not in theirs, f"two tensors are both {new}: {name} is one of them", where)
         if not _is_buffer(new, family):
             theirs[new] = value
-    for name, original_name in family.tied.items():
-        if (copy := theirs.pop(name, None)) is None:
-            continue
-        original = theirs.setdefault(original_name, copy)
-        if copy.dtype != original.dtype or not torch.equal(copy, original):
-            what = "only models with an output layer tied to the embeddings are supported"
-            raise BertworksError(f"{name} differs from {original_name}: {what}", where=where)
+    for name in [name for name in family.tied if name in theirs]:
+        copy = theirs.pop(name)
+        original = theirs.setdefault(family.tied[name], copy)
+        what = f"{name} differs from {family.tied[name]}: only models with an output layer tied to the embeddings"
+        is_equal = copy.dtype == original.dtype and torch.equal(copy, original)
+        require(is_equal, f"{what} are supported", where)
     return theirs
 
 

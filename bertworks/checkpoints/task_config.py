@@ -131,17 +131,15 @@ def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:
         BertworksError: another task, other labels, or another LSTM or other layers that it reads; both are shown.
     """
     names, others = (f" ({first_names(task.labels, 20)})" if task.labels else "" for task in (head, data))
-    if head.task != data.task:
-        what = f"the model was fine-tuned for {head.task}{names}, the data is for {data.task}{others}"
-    elif set(head.labels) != set(data.labels):
-        what = f"the model's labels are not those of the data:\n  model:{names}\n  data: {others}"
-    elif head.lstm_units != data.lstm_units:
-        what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
-    elif head.feature_layers != data.feature_layers:
-        what = f"the model's LSTM reads feature_layers {head.feature_layers!r}, the recipe has {data.feature_layers!r}"
-    else:
-        return
-    raise BertworksError(what, where=where, hint="--reset-head discards the model's head and trains a new one")
+    hint = "--reset-head discards the model's head and trains a new one"
+    what = f"the model was fine-tuned for {head.task}{names}, the data is for {data.task}{others}"
+    require(head.task == data.task, what, where, hint)
+    what = f"the model's labels are not those of the data:\n  model:{names}\n  data: {others}"
+    require({*head.labels} == {*data.labels}, what, where, hint)
+    what = f"the model's head has {head.lstm_units} LSTM units, the recipe has {data.lstm_units}"
+    require(head.lstm_units == data.lstm_units, what, where, hint)
+    what = f"the model's LSTM reads feature_layers {head.feature_layers!r}, the recipe has {data.feature_layers!r}"
+    require(head.feature_layers == data.feature_layers, what, where, hint)
 
 
 def tasks_of(settings: Mapping[str, Any]) -> list[str]:
@@ -179,12 +177,11 @@ def _labels(settings: Mapping[str, Any], path: Path) -> tuple[str, ...]:
     """id2label as a list; without it LABEL_0, LABEL_1, ..., as in transformers."""
     count = settings.get("num_labels", 2)
     count = count if type(count) is int and 0 < count <= MAX_LABELS else 2
-    names = settings.get("id2label")
-    if names is None:
-        names = {str(number): f"LABEL_{number}" for number in range(count)}
-    is_table = isinstance(names, dict) and 0 < len(names) <= MAX_LABELS
-    is_table = is_table and set(names) == {str(number) for number in range(len(names))}
+    if (names := settings.get("id2label")) is None:
+        return tuple(f"LABEL_{number}" for number in range(count))
+    numbers = [str(number) for number in range(len(names))] if isinstance(names, dict) else []
+    is_table = 0 < len(numbers) <= MAX_LABELS and {*names} == {*numbers}
     require(is_table, "id2label is not a table of the numbers from 0", path)
-    labels = tuple(str(names[str(number)]) for number in range(len(names)))
+    labels = tuple(str(names[number]) for number in numbers)
     require(len(set(labels)) == len(labels), "id2label has the same name for two labels", path)
     return labels

@@ -1,6 +1,5 @@
 """One object with all abilities of a model. Each ability is loaded when it is first used."""
 
-import tomllib
 from collections.abc import Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Literal
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.resolve import task_folder
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, listed
 from bertworks.inference.causal_lm import Score
 from bertworks.inference.decoding import Answer
@@ -24,7 +24,7 @@ from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]
 # What is missing, and what to do instead
-_WHY: dict[str, Any] = tomllib.loads(Path(__file__).with_name("abilities.toml").read_text("utf-8"))
+_WHY = packaged_table(__file__, "abilities.toml")
 
 
 class LoadedModel:

@@ -6,12 +6,11 @@ first axis. Sizes: V vocabulary, P positions, T token types, E embedding, H hidd
 the input of the classifier, 1 one.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from bertworks.config import packaged_table
 from bertworks.models.config import EncoderConfig
 
 Rows = Mapping[str, Sequence[str]]
@@ -96,8 +95,7 @@ def _read_family(name: str) -> Family:
     """A family from its file. `extends` in it names another one, of which it takes what it does not have itself."""
     tables: dict[str, Any] = {"extends": name}
     while "extends" in tables:
-        path = Path(__file__).with_name(f"{tables.pop('extends')}.toml")
-        tables = tomllib.loads(path.read_text(encoding="utf-8")) | tables
+        tables = packaged_table(__file__, f"{tables.pop('extends')}.toml") | tables
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in tables.items()}
     values["default"] = EncoderConfig(**tables["default"], family=name)
     return Family(**values)
