@@ -43,17 +43,25 @@ class Model(NamedTuple):
 class ModelFolder:
     """A model folder. Each of its files is read once, when it is first needed.
 
+    Args:
+        language: of all texts, of a model with several; "": none is chosen.
+
     Attributes:
         folder: the model folder.
         within: the folder of config.json, weights and tokenizer: with sentence-transformers it may be a subfolder.
 
     Raises:
+        UsageError: the model does not have the language.
         BertworksError: no such folder, or damaged files.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, language: str = ""):
         self.folder = as_path(folder)
         require(self.folder.is_dir(), "no such model folder", folder, "make one with `bertworks pretrain`")
+        if language:
+            hint = f"it has {', '.join(self.config.languages) or 'none'}"
+            expect(language in self.config.languages, f"the model has no language {language!r}", hint=hint)
+            self.config = replace(self.config, language=language)
 
     @cached_property
     def sentence_transformer(self) -> SentenceTransformer:
@@ -134,13 +142,6 @@ class ModelFolder:
         hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
         what = "the weights are in a subfolder, as in old models of sentence-transformers"
         expect(self.within == self.folder, what, where=self.folder, hint=hint)
-
-
-def with_language(config: EncoderConfig, language: str) -> EncoderConfig:
-    """The network for texts in a language. UsageError: it does not have it."""
-    hint = f"it has {', '.join(config.languages) or 'none'}"
-    expect(language in config.languages, f"the model has no language {language!r}", hint=hint)
-    return replace(config, language=language)
 
 
 def save_model(

@@ -173,9 +173,7 @@ class LazyModel(model_folder.ModelFolder):
     def __init__(self, model: str | Path, device: str = "auto", language: str = ""):
         name = as_path(model, "model").name or str(model)  # which may be no UTF-8
         self.name, self.device = name.encode("utf-8", "backslashreplace").decode(), device
-        super().__init__(resolve_model(model))
-        if language:
-            self.config = model_folder.with_language(self.config, language)
+        super().__init__(resolve_model(model), language)
         self.require_language()
         _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
 

@@ -5,7 +5,7 @@ The values of the weights stay. Names, files and tokenizer become those of today
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_card import fill_template
-from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model, with_language
+from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, task_settings
@@ -69,11 +69,7 @@ def convert(source: str | Path, output: str | Path, *, language: str = "") -> It
         return
     refuse_not_empty(as_path(output, "output"))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
-    content = _read_folder(resolve_model(source))
-    if language:
-        model = content.model._replace(config=with_language(content.model.config, language))
-        content = replace(content, model=model)
-    yield from _write(name, Path(output), content)
+    yield from _write(name, Path(output), _read_folder(ModelFolder(resolve_model(source), language)))
 
 
 def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any) -> Iterator[Event]:
@@ -135,12 +131,11 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     yield Event("done", text, {"folder": str(output), "parts": parts, "parameters": count, "notes": notes})
 
 
-def _read_folder(folder: Path) -> _Source:
-    source = ModelFolder(folder)
-    if not (source.within / "config.json").exists():
-        hint = "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging Face hub"
-        raise BertworksError("this folder holds no model: there is no config.json", where=str(folder), hint=hint)
-    inner, settings, model = source.within, source.settings, source.load()
+def _read_folder(source: ModelFolder) -> _Source:
+    folder, inner = source.folder, source.within
+    hint = "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging Face hub"
+    require((inner / "config.json").exists(), "this folder holds no model: there is no config.json", folder, hint)
+    settings, model = source.settings, source.load()
     sentence, kept_files, notes = _sentence_transformer(source)
     head, task = _head(source, model.state)
     kept, dropped = hf_mapping.settings_to_keep(settings, head=bool(hf_mapping.component_names(model.state) & _HEADS))
@@ -202,10 +197,10 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     expected = make_task_head(task)
     outputs = len(state.get(f"{expected.head}.weight", ()))
     own = {"recurrent": bool(task.lstm_units), "mix": task.feature_layers == "mix"}
-    if outputs != expected.outputs or any(wanted != (part in parts) for part, wanted in own.items()):
-        what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
-        hint = "use the config.json that was saved with these weights"
-        raise BertworksError(f"{what} with {expected.outputs} outputs in config.json", where=str(folder), hint=hint)
+    fits = outputs == expected.outputs and all(wanted == (part in parts) for part, wanted in own.items())
+    what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
+    hint = "use the config.json that was saved with these weights"
+    require(fits, f"{what} with {expected.outputs} outputs in config.json", folder, hint)
     head = task_settings(task, source.config)
     if has_task_file:
         return head, task
