@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from bertworks.checkpoints import training_state as module
-from bertworks.checkpoints.training_state import latest_checkpoint, locked, save_checkpoint
+from bertworks.checkpoints.training_state import latest_checkpoint, save_checkpoint
 from bertworks.errors import BertworksError
+from bertworks.runs.run_folder import open_run
 
 
 def state(step):
@@ -352,7 +353,7 @@ def test_a_disk_too_full_for_the_lock_is_named_with_a_way_out(tmp_path, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("bertworks.io.atomic_write.Path.write_text", full)
-    with pytest.raises(BertworksError, match="No space left") as caught, locked(tmp_path / "run"):
+    with pytest.raises(BertworksError, match="No space left") as caught, open_run(tmp_path / "run", {}, False):
         pass
     monkeypatch.undo()
     assert caught.value.where == str(tmp_path / "run")
@@ -360,7 +361,7 @@ def test_a_disk_too_full_for_the_lock_is_named_with_a_way_out(tmp_path, monkeypa
 
 
 def hold(folder, connection):
-    with locked(folder):
+    with open_run(folder, {}, False):
         connection.send("held")
         connection.recv()
 
@@ -372,12 +373,12 @@ def test_two_processes_cannot_write_the_same_folder(tmp_path):
     holder.start()
     try:
         assert ours.poll(60)
-        with pytest.raises(BertworksError, match=f"process {holder.pid} is writing"), locked(tmp_path):
+        with pytest.raises(BertworksError, match=f"process {holder.pid} is writing"), open_run(tmp_path, {}, False):
             pass
     finally:
         holder.kill()
         holder.join(30)
-    with locked(tmp_path):
+    with open_run(tmp_path, {}, False):
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
-    with locked(tmp_path):
+    with open_run(tmp_path, {}, False):
         pass

@@ -43,7 +43,6 @@ from treebanks import write_treebank
 import bertworks
 from bertworks.checkpoints.model_folder import save_model
 from bertworks.checkpoints.resolve import packaged_minilm
-from bertworks.checkpoints.training_state import locked
 from bertworks.cli.main import main
 from bertworks.config import override
 from bertworks.datasets.reader import RowReader
@@ -1398,7 +1397,7 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
     shell.works(*training, "-o", "full", "--overwrite")
     assert (weights("full"), seed_of("full")) == (before, None)
 
-    with locked("busy"):
+    with folder_lock(Path("busy"), "", ""):
         answer = shell.fails(*training, "-o", "busy")
         shell.shows(answer, "wait for it, stop it, or choose another folder with -o")
     shell.works(*training, "-o", "busy")

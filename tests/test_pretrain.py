@@ -26,10 +26,9 @@ import bertworks.checkpoints.training_state
 from bertworks import load
 from bertworks.batching.sampling import Sampler
 from bertworks.checkpoints.model_folder import load_model
-from bertworks.checkpoints.training_state import locked
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.io.atomic_write import sha256
+from bertworks.io.atomic_write import folder_lock, sha256
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, scale_residual
 from bertworks.runs import pretrain_job
@@ -231,7 +230,7 @@ def test_a_garbled_run_json_is_refused(shards: Path, tmp_path: Path):
 def test_a_second_process_is_refused(shards: Path, finished: Path, tmp_path: Path):
     recipe = finished.with_name("r.toml")
     shutil.copytree(finished, tmp_path / "a")
-    with locked(tmp_path / "a"), pytest.raises(BertworksError, match="is writing to this run folder"):
+    with folder_lock(tmp_path / "a", "", ""), pytest.raises(BertworksError, match="is writing to this run folder"):
         run(shards, tmp_path / "a", recipe)
     run(shards, tmp_path / "a", recipe)
 

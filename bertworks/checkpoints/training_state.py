@@ -7,14 +7,13 @@ is drawn is a function of the step. It does not know what the tensors are.
                          checkpoint.json      format, step, facts, size and sha256 of the other file and of itself
 
 A power cut or `kill -9` at any moment leaves the checkpoints that were complete and, at most, a leftover that the next
-save removes. Only the process that holds `locked(folder)` may write there.
+save removes. Only the process that holds the run folder may write there.
 """
 
 import json
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
 from bertworks.errors import BertworksError, check, explain_os_errors, require
-from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256, temporary_sibling
+from bertworks.io.atomic_write import remove_leftovers, replacing_folder, sha256, temporary_sibling
 from bertworks.io.binary_files import json_sha256
 
 FORMAT = 1
@@ -106,17 +105,6 @@ def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, list[Note]
         except ValueError as error:
             notes.append(Note(_quarantine(path), str(error)))
     return None, notes
-
-
-def locked(folder: str | Path) -> AbstractContextManager[None]:
-    """Hold the run folder for this process. The system releases it when the process ends, however it ends.
-
-    Raises:
-        UsageError: it is a file.
-        BertworksError: another process holds it (its number is in the message), or it cannot be written.
-    """
-    busy = "process {process} is writing to this run folder"
-    return folder_lock(Path(folder), busy, "wait for it, stop it, or choose another folder with -o")
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -20,9 +20,8 @@ import torch
 
 import bertworks
 from bertworks.checkpoints.resolve import TASKS
-from bertworks.checkpoints.training_state import locked
 from bertworks.errors import UsageError, as_path, expect, explain_os_errors, url_of
-from bertworks.io.atomic_write import write_json, write_text
+from bertworks.io.atomic_write import folder_lock, write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.budget import Plan
 from bertworks.training.objectives import OBJECTIVES, Measure
@@ -72,7 +71,8 @@ def open_run(output: Path, request: Mapping[str, Any], overwrite: bool) -> Itera
         UsageError: it holds another run, or other files.
         BertworksError: another process writes to it.
     """
-    with locked(output):
+    busy = "process {process} is writing to this run folder"
+    with folder_lock(output, busy, "wait for it, stop it, or choose another folder with -o"):
         if not check_same_request(output, request, overwrite):
             create_run_folder(output, request)
         yield
