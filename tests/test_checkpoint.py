@@ -53,15 +53,15 @@ def test_what_is_saved_is_what_is_read(tmp_path):
     assert found.step == 123
     assert found.path == path
     assert is_complete(found)
-    assert notes == []
+    assert notes == {}
     assert {name: value.dtype for name, value in found.tensors.items()} == {
         name: value.dtype for name, value in state(123).items()
     }
 
 
 def test_a_folder_without_checkpoints_has_none(tmp_path):
-    assert latest_checkpoint(tmp_path) == (None, [])
-    assert latest_checkpoint(tmp_path / "absent") == (None, [])
+    assert latest_checkpoint(tmp_path) == (None, {})
+    assert latest_checkpoint(tmp_path / "absent") == (None, {})
 
 
 def test_tensors_of_every_kind_come_back_bit_for_bit(tmp_path):
@@ -139,10 +139,11 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_read(tmp_path, 
         if found.step == 2:  # only white space was hit
             assert json.loads(damaged) == json.loads(content)
             continue
-        assert [note.path.name for note in notes] == ["step-00000002.corrupt"]
-        assert notes[0].path.is_dir()
-        assert ("bytes instead of" in notes[0].why) == (file == "state.safetensors" and len(damaged) != len(content))
-        assert latest_checkpoint(run)[1] == []
+        ((path, why),) = notes.items()
+        assert path.name == "step-00000002.corrupt"
+        assert path.is_dir()
+        assert ("bytes instead of" in why) == (file == "state.safetensors" and len(damaged) != len(content))
+        assert latest_checkpoint(run)[1] == {}
         save(run, 2)
         assert latest_checkpoint(run)[0].step == 2
         shutil.rmtree(run)
@@ -155,9 +156,8 @@ def test_all_damaged_is_none_with_the_reasons(tmp_path):
     (tmp_path / "step-00000002" / "checkpoint.json").unlink()
     found, notes = latest_checkpoint(tmp_path)
     assert found is None
-    assert [note.path.name for note in notes] == ["step-00000002.corrupt", "step-00000001.corrupt"]
-    assert "No such file" in notes[0].why
-    assert "No such file" in notes[1].why
+    assert [path.name for path in notes] == ["step-00000002.corrupt", "step-00000001.corrupt"]
+    assert all("No such file" in why for why in notes.values())
 
 
 def test_a_disk_that_is_away_for_a_moment_damages_nothing(tmp_path, monkeypatch):
@@ -188,7 +188,8 @@ def test_a_renamed_checkpoint_is_not_taken_for_another_step(tmp_path):
     save(tmp_path, 2).rename(tmp_path / "step-00000009")
     found, notes = latest_checkpoint(tmp_path)
     assert found.step == 1
-    assert "step 2" in notes[0].why
+    (why,) = notes.values()
+    assert "step 2" in why
 
 
 def test_a_checkpoint_of_a_later_version_is_left_alone(tmp_path, monkeypatch):
@@ -300,7 +301,7 @@ def test_death_at_every_call_leaves_the_old_or_the_new_one(tmp_path, deadly, sav
         found, notes = latest_checkpoint(run)
         assert is_complete(found), k
         assert found.step in (2, saved)
-        assert notes == [], k
+        assert notes == {}, k
         outcomes.add(found.step)
         for step in steps_in(run):  # those that were to be deleted are whole, or gone
             assert is_complete(module._read(run / f"step-{step:08d}", step)), k
@@ -327,7 +328,7 @@ def test_a_disk_that_refuses_at_any_call_costs_nothing_that_was_saved(tmp_path, 
         run, raised, _ = attempt(tmp_path, refuse)
         found, notes = latest_checkpoint(run)
         assert is_complete(found)
-        assert notes == []
+        assert notes == {}
         failures += raised is not None
         if number == errno.ENOSPC and raised is not None and found.step == 2:
             assert "the disk is full" in str(raised)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -39,13 +39,6 @@ class Checkpoint:
     step: int
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
-
-
-class Note(NamedTuple):
-    """A checkpoint that could not be used: what it is called now, and why."""
-
-    path: Path
-    why: str
 
 
 def save_checkpoint(
@@ -89,22 +82,23 @@ def save_checkpoint(
     return path
 
 
-def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, list[Note]]:
+def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     """The newest checkpoint whose every byte is as it was written; None if there is none.
 
-    Newer ones that are damaged are renamed to `step-....corrupt` and named in the notes; nothing is deleted.
+    Newer ones that are damaged are renamed to `step-....corrupt` and returned: their paths, and what is wrong. Nothing
+    is deleted.
 
     Raises:
         BertworksError: a checkpoint of a later version of this software, or one that the disk does not give now: they
             must not be renamed.
     """
-    notes: list[Note] = []
+    damaged: dict[Path, str] = {}
     for step, path in reversed(_checkpoints(Path(folder))):
         try:
-            return _read(path, step), notes
+            return _read(path, step), damaged
         except ValueError as error:
-            notes.append(Note(_quarantine(path), str(error)))
-    return None, notes
+            damaged[_quarantine(path)] = str(error)
+    return None, damaged
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:

@@ -55,7 +55,7 @@ class TrainingRun:
         self.metrics = Metrics(folder / "metrics.jsonl")
         checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
         instead = "using the newest checkpoint before it" if checkpoint else "there is none before it"
-        self.notes = [Event("note", f"{note.path}: {note.why}; {instead}") for note in damaged]
+        self.notes = [Event("note", f"{path}: {why}; {instead}") for path, why in damaged.items()]
         if checkpoint:
             with meta_device_init():
                 self.model: TrainableModel = job.blank().to_empty(device=device)
