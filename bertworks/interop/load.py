@@ -159,11 +159,8 @@ class LoadedModel:
 
     def _check(self, ability: Ability) -> None:
         if ability not in self.can:
-            why, instead = _WHY[ability]
-            if ability == "fill" and self.config.direction == "left_to_right":
-                why, instead = "it reads from left to right", "use generate"
-            if ability in ("fill", "score") and self._opened.exported:
-                why = "its masked LM head was not exported" if ability == "fill" else "an exported model cannot score"
+            kind = "exported" if self._opened.exported else self.config.direction
+            why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
             if ability == "score" and "predict" in self.can:
                 instead = "predictor().score(texts, labels) gives the metric of its task"
             what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
