@@ -219,9 +219,8 @@ def load_checkpoint(
 
     def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
         """Under our names. A variable that is called `kernel` is the transposed matrix."""
-        tensors = {names[name]: tensor_of(variable) for name, variable in wanted.items()}
-        kernels = {names[name] for name in wanted if name.endswith("/kernel")}
-        theirs = {name: x.transpose(0, -1) if name in kernels else x for name, x in tensors.items()}
+        tensors = {name: tensor_of(variable) for name, variable in wanted.items()}
+        theirs = {names[name]: x.transpose(0, -1) if name.endswith("/kernel") else x for name, x in tensors.items()}
         return hf_mapping.from_huggingface(theirs, encoder, where=index)
 
     converted(lambda variable: torch.empty(variable.shape, dtype=variable.dtype, device="meta"))

@@ -89,8 +89,8 @@ def evaluate_squad(
     answers = _by_question(predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer')
     known = {question.id for question in questions}
     hint = "name the predictions for this file: an object of question ids and answers"
-    count = f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions"
-    require(known & answers.keys(), f"{count} of {data}", _place(predictions), hint)
+    what = f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions of {data}"
+    require(known & answers.keys(), what, predictions if isinstance(predictions, str | Path) else None, hint)
     for row, question in zip(rows[:2], questions):
         predicted = answers.get(question.id, "no prediction")
         shown = f"{shortened(row['question'])!r} -> gold {[*question.answers]}, predicted {predicted!r:.{SHOWN}}"
@@ -128,23 +128,19 @@ def _squad_rows(data: str | Path) -> list[dict[str, Any]]:
 
 def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str) -> Mapping[str, Any]:
     """Question id -> value, from a mapping or a JSON file; BertworksError for a value of another kind."""
-    values = source
+    values: Any = source
+    where, hint = None if isinstance(source, Mapping) else str(source), f"write one object, {example}"
     if not isinstance(source, Mapping):
         if not (path := as_path(source)).exists():
             raise nothing_there(path)
         values = parse_json("\n".join(line for _, line in utf8_lines(path, str(source))), str(source))
     if not isinstance(values, Mapping):
-        problem = f"expected one JSON object, not {values!r:.60}"
-        raise BertworksError(problem, where=str(source), hint=f"write {example}")
+        raise BertworksError(f"expected one JSON object, not {values!r:.60}", where=where, hint=hint)
     for question, value in values.items():
-        if not isinstance(value, kind) or isinstance(value, bool) or (kind is not str and not math.isfinite(value)):
-            problem = f"the {what} {question!r} is {value!r:.60}, not {'a string' if kind is str else 'a number'}"
-            raise BertworksError(problem, where=_place(source), hint=f"write one object, {example}")
+        fits = isinstance(value, kind) and not isinstance(value, bool) and (kind is str or math.isfinite(value))
+        problem = f"the {what} {question!r} is {value!r:.60}, not {'a string' if kind is str else 'a number'}"
+        require(fits, problem, where, hint)
     return values
-
-
-def _place(source: object) -> str | None:
-    return str(source) if isinstance(source, str | Path) else None
 
 
 def evaluate_mlm(

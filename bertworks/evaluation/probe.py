@@ -204,8 +204,8 @@ def _encoder_figures(
     figures: dict[int, list[dict[str, RowSums]]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder, total = Path(temporary), len(counts)
-        float16_bytes = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size
-        word_states.check_room(folder, float16_bytes, _SMALLER)
+        size = 2 * sum(counts) * len(work.layers) * encoder.config.hidden_size  # bytes: numbers are float16
+        word_states.check_room(folder, size, _SMALLER)
         for done in word_states.write_word_states(encoder, work.data.sequences, work.layers, folder):
             fields = {"stage": "probe", "what": "sentences", "amount": done, "of": total}
             yield Event("stage", f"{name}hidden states: {done:,} of {total:,} sentences", fields)

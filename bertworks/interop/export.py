@@ -24,7 +24,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
-from bertworks.errors import BertworksError, UsageError, as_path, optional_import, require
+from bertworks.errors import BertworksError, UsageError, as_path, expect, optional_import, require
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
@@ -310,8 +310,9 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         BertworksError: a network that ONNX programs cannot run.
     """
     source = LazyModel(model, "cpu")
-    if source.exported:
-        raise UsageError("this model is an exported one", where=str(source), hint="use the model that it was made from")
+    expect(
+        not source.exported, "this model is an exported one", where=source, hint="use the model that it was made from"
+    )
     source.refuse_nested()
     components = component_names(source.state)
     what = "the head of this model is an LSTM: programs for exported models do not support it"
