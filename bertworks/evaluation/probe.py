@@ -130,8 +130,7 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
     train, tested = bank.train, "test" if bank.test else "dev"
     if 0 < sample < len(train):
         train = [train[shuffled_index(n, len(train), 0, 0)] for n in range(sample)]
-    kept, sequences, long = list[TreeSentence](), list[word_states.WordSequence](), IssueCounter()
-    parts = dict[str, range]()
+    kept, long, parts = list[tuple[TreeSentence, word_states.WordSequence]](), IssueCounter(), dict[str, range]()
     for name, sentences in (("train", train), ("dev", bank.dev), ("test", bank.test)):
         start, pairs = len(kept), [(sentence.words, sentence.where) for sentence in sentences]
         read = word_states.read_words(pairs, source.tokenizer, longest, lowercase=lowercase)
@@ -139,21 +138,20 @@ def _read(source: LazyModel, bank: Treebank, sample: int) -> Generator[Event, No
             if sequence is None:
                 long.add(sentence.where)
             else:
-                kept.append(sentence)
-                sequences.append(sequence)
+                kept.append((sentence, sequence))
         parts[name] = range(start, len(kept))
         what = f"no sentence of {name} is short enough for this model: it reads {longest} tokens"
         require(parts[name] or not sentences, what, sentences[0].where if sentences else "", "use another model")
     if long.count:
         yield Event("note", f"sentences of more than {longest} tokens, left out: {long}", {"long": long.count})
-    for sentence, sequence in zip(kept[:2], sequences):
+    for sentence, sequence in kept[:2]:
         pieces = " ".join(map(source.tokenizer.piece, sequence.example.input_ids.tolist()))
         text = f"example  {sentence.where.rpartition('/')[2]}  {shortened(pieces)} -> {sentence.words[sentence.root]}"
         yield Event("note", f"{printable(text)} (root)")
     if tested == "dev":
         yield Event("note", "there is no test file: the figures are those of dev, by which each training was ended")
-    gold = [GoldTree(sentence.heads, sentence.is_punctuation) for sentence in kept]
-    return _Sentences(sequences, gold, parts["train"], parts["dev"], parts[tested], tested)
+    gold = [GoldTree(sentence.heads, sentence.is_punctuation) for sentence, _ in kept]
+    return _Sentences([sequence for _, sequence in kept], gold, parts["train"], parts["dev"], parts[tested], tested)
 
 
 def _check_counted(gold: Sequence[GoldTree], data: object) -> None:
