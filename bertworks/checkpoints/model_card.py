@@ -73,11 +73,13 @@ def pretraining_card(
         detects: whether it predicts which tokens were replaced.
         counts: `parameters` of the network and its heads; `steps` and `tokens` of the training.
     """
-    verb, pipeline = ("fill", "fill-mask") if mask_token else ("generate", "text-generation")
+    start = "The capital of France is"
+    prompt = f"{start} {mask_token}." if mask_token else start
     values: dict[str, object] = {
-        "verb": verb,
-        "pipeline": pipeline,
-        "prompt": "The capital of France is" + f" {mask_token}." * bool(mask_token),
+        "verb": "fill" if mask_token else "generate",
+        "pipeline": "fill-mask" if mask_token else "text-generation",
+        "command": f'bertworks fill . "{prompt}"' if mask_token else f'bertworks generate . "{prompt}"',
+        "prompt": prompt,
         "name": " ".join(name.split()),
         "c": config,
         "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",

@@ -21,7 +21,7 @@ import numpy as np
 from bertworks.checkpoints.model_card import render_table
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
-from bertworks.errors import BertworksError, UsageError, as_path, expect, names_of
+from bertworks.errors import UsageError, as_path, expect, names_of, require
 from bertworks.evaluation.measures import MEASURES, Arm, finetuning_request
 from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import refuse_nested, write_json, write_text
@@ -234,8 +234,7 @@ class _Work:
             raise UsageError("this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder")
         texts = json.dumps([[a.arguments(x), x.finetune, [m.options for m in a.measures_of(x)]] for x in a.arms])
         for path in (Path(f"{self.data}{name}") for name in re.findall(r'"\{data\}([^"*?]*)"', texts)):
-            if not path.exists():
-                raise BertworksError("this is not in the folder of labelled data", where=str(path))
+            require(path.exists(), "this is not in the folder of labelled data", path, "--data FOLDER names the folder")
         return factor
 
     def prepare(self) -> Iterator[Event]:

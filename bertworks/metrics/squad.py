@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, require
 
 _UNANSWERED = 1.0  # `--na-prob-thresh` of evaluate-v2.0.py, its default
 F1Unit = Literal["word", "character"]
@@ -62,8 +62,7 @@ def evaluate_answers(
     Raises:
         BertworksError: no questions, two of one id, or a prediction without a no-answer probability.
     """
-    if not questions:
-        raise BertworksError("no questions: there is nothing to score")
+    require(questions, "no questions: there is nothing to score", hint="name a file with questions")
     if twice := [name for name, times in Counter(q.id for q in questions).items() if times > 1]:
         raise BertworksError(f"two questions have the id {twice[0]!r}: which one a prediction is for is unknown")
     scores = {q.id: score_answer(q.answers, predictions.get(q.id), version=version, unit=unit) for q in questions}
