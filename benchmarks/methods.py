@@ -21,6 +21,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,6 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     folds: dict[Method, validation.Scores] = {}
-    sizes = [len(part) for part in first.data.parts[:EVALUATED]]
     seen = [first.train[n] for part in first.data.parts[:EVALUATED] for n in part]
     for method in methods_of(first.data.schema):
         job, begin = first.variant(method), time.perf_counter()
@@ -224,12 +224,12 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
         if method == "frozen":
             inner = job.fit()[1]
         else:
-            inner = [one for number in range(EVALUATED) for one in trained(job.fold(number))]
-        folds[method] = validation.score_parts(job, inner, sizes)
+            inner = [trained(job.fold(number)) for number in range(EVALUATED)]
+        folds[method] = validation.score_parts(job, inner)
         found[method] = scored(list(map(Decoder(job.description), job.dev, logits)))
         found[method] |= {"folds": float(folds[method].parts.mean()), "epochs": job.recipe.epochs, "seconds": seconds}
         if d.task == "classification":
-            fitted = fit_outputs(job.description, seen, inner)[0]
+            fitted = fit_outputs(job.description, seen, [*chain(*inner)])[0]
             x, gold, rows = gold_logits(d, job.dev, logits)
             for when, divisor in (("before", 1.0), ("after", fitted.temperature)):
                 sides = confidences(x, gold, np.full(len(x), divisor))
@@ -238,7 +238,7 @@ def learn(cell: tuple[str, int, int, str, str, str, bool]) -> dict[str, Any]:
     encoder = FrozenEncoder(first.model, device, d.max_length)
     for simple, answers in baseline_answers(first.train, first.dev, d, encoder).items():
         found[f"simple: {simple}"] = scored(answers)
-    auto = validation.best_method(folds, range(len(sizes)))
+    auto = validation.best_method(folds, range(EVALUATED))
     best = max(found, key=lambda one: found[one]["score"])
     difference = found[best]["samples"] - found[auto]["samples"]
     for one in found.values():

@@ -90,13 +90,12 @@ def test_a_validated_row_is_predicted_by_a_head_that_did_not_see_it(model: Path,
     assert sorted(n for part in job.data.parts for n in part) == list(range(len(job.train)))
     rows = job.data.train
     x, labels = vectors_of(model, [item.texts[0] for item in rows]), np.array([item.label for item in rows])
-    place = 0
-    for part in job.data.parts[:EVALUATED]:
+    assert [len(one) for one in logits] == [len(part) for part in job.data.parts[:EVALUATED]]
+    for part, outputs in zip(job.data.parts, logits):
         others = [n for n in range(len(rows)) if n not in set(part)]
         expected = logistic(x[others], labels[others].tolist())(x[part])
-        assert softmax(np.concatenate(logits[place : place + len(part)])) == pytest.approx(expected, abs=2e-4)
-        place += len(part)
-    assert place == len(logits) == len(job.dev)
+        assert softmax(np.concatenate(outputs)) == pytest.approx(expected, abs=2e-4)
+    assert sum(map(len, logits)) == len(job.dev)
 
 
 @pytest.mark.parametrize(("write", "name"), [(write_multilabel, "topics.jsonl"), (write_conll, "names.conll")])
@@ -165,8 +164,9 @@ def test_a_reported_score_did_not_choose_its_method(model: Path, tmp_path: Path)
     gold = [job.description.labels.index(job.train[n].item.label) for part in job.data.parts[:EVALUATED] for n in part]
     first = len(job.data.parts[0])
 
-    def logits(right: Callable[[int], bool]) -> list[np.ndarray]:
-        return [np.eye(2, dtype=np.float32)[[label if right(n) else 1 - label]] for n, label in enumerate(gold)]
+    def logits(right: Callable[[int], bool]) -> list[list[np.ndarray]]:
+        rows = [np.eye(2, dtype=np.float32)[[label if right(n) else 1 - label]] for n, label in enumerate(gold)]
+        return [rows[:first], rows[first:]]
 
     made = {"full": logits(lambda n: n < first), "frozen": logits(lambda n: n >= first)}  # each is right on one part
     with pytest.MonkeyPatch.context() as patch:
@@ -231,10 +231,12 @@ def test_another_method_must_be_clearly_better(gain: float, method: str, model: 
     def validate(one: FinetuneJob, folder: Path) -> Any:
         yield from ()
         chance = np.random.default_rng(len(one.method)).random(len(gold))
-        return [
+        rows = [
             np.eye(2, dtype=np.float32)[[label if x < right[one.method] else 1 - label]]
             for label, x in zip(gold, chance)
         ]
+        first = len(job.data.parts[0])
+        return [rows[:first], rows[first:]]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertworks.runs.validation._validate", validate)

@@ -28,7 +28,7 @@ from bertworks.errors import UsageError, as_path, expect, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference import task_metrics
 from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
-from bertworks.inference.decoding import Answer, make_featurizer
+from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, write_json, write_text
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
@@ -70,34 +70,35 @@ def finetune_events(
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
-    begin, output, device_ = time.perf_counter(), as_path(output, "output folder"), choose_device(device)
+    begin = time.perf_counter()
 
-    def make_job(recipe: FinetuneRecipe | None, processes: int) -> FinetuneJob:
+    def make_job(device: torch.device, recipe: FinetuneRecipe | None, processes: int) -> FinetuneJob:
         one = request
         if processes > 1:  # a cross-validation is for few rows, which one process learns in minutes
             method: Method = "full" if one.method == "auto" else one.method
             validation: Validation = "split" if one.validation == "auto" else one.validation
             one = replace(one, method=method, validation=validation)
-        job = FinetuneJob(one, device_, recipe, data)
+        job = FinetuneJob(one, device, recipe, data)
         return _fit_budget(job, seconds_of(one.budget), begin, processes) if one.budget and recipe is None else job
 
     train = partial(_train, baselines=baselines, compares=compares)
-    yield from finetuning(output, request.content(), request.paths, device_, overwrite, make_job, train)
+    yield from finetuning(output, request.content(), request.paths, device, overwrite, make_job, train)
 
 
 def finetuning(
-    output: Path, content: Mapping[str, Any], paths: Sequence[str], device: torch.device, overwrite: bool,
-    make_job: Callable[[FinetuneRecipe | None, int], Job],
+    output: str | Path, content: Mapping[str, Any], paths: Sequence[str], device: str, overwrite: bool,
+    make_job: Callable[[torch.device, FinetuneRecipe | None, int], Job],
     train: Callable[[Job, Path, torch.device, Processes], Generator[Event, None, End | None]],
 ) -> Iterator[Event]:  # fmt: skip
     """The events of a request in its folder, by one or several processes; those of a finished one are the last alone.
 
     Args:
         content, paths: of the request.
-        make_job: from the recipe of a run that is resumed, or None, and the number of processes.
+        make_job: from the device, the recipe of a run that is resumed, or None, and the number of processes.
         train: trains; the first process gets the end.
     """
-    with training_processes(device) as processes:
+    output, device_ = as_path(output, "output folder"), choose_device(device)
+    with training_processes(device_) as processes:
         refuse_nested(output, paths)
         if not processes.first:
             processes.meet(output)  # the first process has created the folder by then, or seen that the run is finished
@@ -105,13 +106,13 @@ def finetuning(
         if not (resumes and (output / FINISHED).exists()):
             recipe_file = output / "recipe.toml"
             recipe = load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
-            job = make_job(recipe, processes.count)
+            job = make_job(device_, recipe, processes.count)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
                     write_text(recipe_file, dump_recipe(job.recipe))
                 disable_heap_trim()
-                if end := (yield from train(job, output, device, processes)):
+                if end := (yield from train(job, output, device_, processes)):
                     text, fields, recipe = end
                     write_json(output / FINISHED, {"text": text, "fields": fields})
                     write_text(recipe_file, dump_recipe(recipe))  # of the method that is used
@@ -156,7 +157,7 @@ def _train(
         seconds = forecast(job, device, processes.count) * trainings(job)
         processes.meet(output)
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
-    yield from make_featurizer(job.description, job.model.tokenizer).examples(job.train)
+    yield from job.featurize.examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
     job = yield from choose_method(job, output)
     if job.method == "frozen":
@@ -284,26 +285,26 @@ def make_finetune_request(data: Data, **options: Any) -> FinetuneRequest:
         UsageError: standard input, which can be read only once; a setting that `overrides` has too, or that the method
             does not use.
     """
-    words = names_of(options.get("overrides"))
+    settings = {field: options.pop(name, None) for name, field in _SETTINGS.items()}
+    options["overrides"] = words = add_overrides(names_of(options.get("overrides")), settings)
+    given = parse_overrides(add_overrides(words, {name: options.get(name) for name in ("seed", "precision")}))
     if budget := options.get("budget"):
         seconds_of(budget)
-        if options.get("epochs") or any(word.startswith("epochs=") for word in words):
-            raise UsageError("a budget decides the number of epochs", hint="give --budget or --epochs, not both")
-    words = add_overrides(words, {field: options.pop(name, None) for name, field in _SETTINGS.items()})
-    given = add_overrides(words, {name: options.get(name) for name in ("seed", "precision")})
-    refuse_unused(method := options.get("method", "auto"), parse_overrides(given))
-    if teacher := options.get("teacher"):
+        hint = "give --budget or --epochs, not both"
+        expect(not given.get("epochs"), "a budget decides the number of epochs", hint=hint)
+    refuse_unused(method := options.get("method", "auto"), given)
+    if options.get("teacher"):
         what = f"the method {method!r} does not use --teacher"
         expect(method in ("auto", "full"), what, hint="leave out --teacher; or --method full")
-        folder = as_path(teacher, "teacher")
-        options |= {"method": "full", "teacher": absolute(teacher) if folder.is_dir() else str(teacher)}
-    model, recipe = options.get("model", "minilm"), str(options.get("recipe", "stable"))
+        options["method"] = "full"
+    for name in ("model", "teacher"):
+        if value := options.get(name):
+            options[name] = absolute(value) if as_path(value, name).is_dir() else str(value)
+    recipe = str(options.get("recipe", "stable"))
+    options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     files = {"data": data} | ({} if options.get("dev") is None else {"dev": options["dev"]})
     options |= {name: _source(source, "rows" if name == "data" else "dev rows") for name, source in files.items()}
     options |= {name: names_of(options.get(name)) for name in ("text", "label")}
-    options["overrides"] = words
-    options["model"] = absolute(model) if as_path(model, "model").is_dir() else str(model)
-    options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     return FinetuneRequest(**options)
 
 
@@ -366,22 +367,17 @@ def finetune(
     return open_trained(run, output, [""], device, progress)[0]
 
 
-class _Owner:
-    """Of a temporary folder. All models in it have the same one, so that it is deleted with the last of them."""
-
-
 def open_trained(
     run: Callable[[str | Path], Iterator[Event]], output: str | Path | None, folders: Iterable[str], device: str,
     progress: bool | None,
 ) -> list[Predictor]:  # fmt: skip
     """The models that a run has written into these folders of its output; None: a temporary one, deleted with them."""
-    owner = _Owner()
     with ExitStack() as stack:
         if output is None:
             output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
         show_progress(run(output), progress)
         models = [Predictor(Path(output) / folder, device=device) for folder in folders]
-        weakref.finalize(owner, stack.pop_all().close)
+        weakref.finalize(stack, stack.pop_all().close)
     for model in models:
-        vars(model)["owner"] = owner
+        vars(model)["owner"] = stack  # it deletes the folder together with the last of the models
     return models

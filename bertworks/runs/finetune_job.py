@@ -97,9 +97,8 @@ class FinetuneRequest:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The inputs: the output must not be inside them."""
-        models = (name if name and Path(name).is_dir() else None for name in (self.model, self.teacher))
-        return tuple(path for path in (self.data, self.dev, *models) if isinstance(path, str))
+        """The inputs: the output must not be inside them. Names of models are among them."""
+        return tuple(path for path in (self.data, self.dev, self.model, self.teacher) if isinstance(path, str))
 
     def content(self) -> dict[str, Any]:
         """As JSON, with hashes of the files that it names."""
@@ -107,8 +106,7 @@ class FinetuneRequest:
         content = {name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()}
         inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
         for name, path in ((name, as_path(path)) for name, path in inputs.items() if path is not None):
-            files = [Path(file) for file in find_files(path, None) if file] if path.is_dir() else [path]
-            if files := [file for file in files if file.is_file()]:
+            if files := [file for file in map(Path, filter(None, find_files(path, None))) if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
         if self.teacher:
             content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
@@ -179,13 +177,9 @@ class FinetuneJob:
     shared: Path | None = None  # see `save_model`
 
     def __init__(
-        self,
-        request: FinetuneRequest,
-        device: torch.device,
-        recipe: FinetuneRecipe | None = None,
-        data: LabelledData | None = None,
-        source: tuple[ModelFolder, Model] | None = None,
-    ):
+        self, request: FinetuneRequest, device: torch.device, recipe: FinetuneRecipe | None = None,
+        data: LabelledData | None = None, source: tuple[ModelFolder, Model] | None = None,
+    ):  # fmt: skip
         """Reads and checks everything that a request names, before a folder is created.
 
         recipe: the resolved recipe of a run that is resumed; None: that of the request.
@@ -210,7 +204,7 @@ class FinetuneJob:
         self.description = d = describe_task(self.data, recipe, request.method)
         _check_network(request.model, c, d.task, recipe)
         self.teacher = TaskTeacher(request.teacher, d, self.model.tokenizer, device) if request.teacher else None
-        featurize = make_featurizer(d, self.model.tokenizer)
+        self.featurize = featurize = make_featurizer(d, self.model.tokenizer)
         self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
         self.dev_units = [features.unit for features in self.dev]
         self.groups = [group for features in self.train for group in training_groups(features, d.task)]
@@ -287,12 +281,10 @@ class FinetuneJob:
 
     def variant(self, method: Method) -> "FinetuneJob":
         """The same data, read and learned by another method."""
-        if {method, self.method} <= {"auto", "full"}:
+        if method == self.method or {method, self.method} <= {"auto", "full"}:
             job = copy(self)
             job.method = method
             return job
-        if method == self.method:
-            return self
         recipe = self.recipe
         if method == "cosine":
             recipe = recipes.resolve_fitted(recipe, _recipe_of(self.request, self.device))
@@ -304,9 +296,9 @@ class FinetuneJob:
         job.evaluate_every = job.num_steps
         return job
 
-    def fit(self) -> tuple[TaskModel, list[Logits]]:
-        """The network with a linear head on the features of the frozen encoder; and the logits of the rows of the first
-        EVALUATED parts, by heads that are fitted to the other parts."""
+    def fit(self) -> tuple[TaskModel, list[list[Logits]]]:
+        """The network with a linear head on the features of the frozen encoder; and the logits of the rows of each of
+        the first EVALUATED parts, by a head that is fitted to the other parts."""
         network = self.begin()[0].to(self.device).eval()
         x, y = self._features(network)
 
@@ -316,7 +308,7 @@ class FinetuneJob:
 
         heads = [(fitted(set(part)), part) for part in self.data.parts[:EVALUATED]]
         _set_head(network, fitted(()))
-        return network, [head(x[n]).astype(np.float32) for head, part in heads for n in part]
+        return network, [[head(x[n]).astype(np.float32) for n in part] for head, part in heads]
 
     def _features(self, network: TaskModel) -> tuple[list[NDArray[np.float32]], list[NDArray[Any]]]:
         """What the output layer reads of each training item, and the labels."""

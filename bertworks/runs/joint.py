@@ -18,9 +18,8 @@ from torch import nn
 from bertworks.batching.batch import Batch, BatchTarget, joint_sizes, joint_step
 from bertworks.checkpoints.resolve import TASKS
 from bertworks.config import option_of
-from bertworks.errors import BertworksError, UsageError, as_path, expect
+from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import Event, duration, forward_events
-from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.task_metrics import format_metrics
 from bertworks.io.atomic_write import write_text
@@ -30,7 +29,6 @@ from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, 
 from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
 from bertworks.runs.training_run import TrainingRun
-from bertworks.training.device import choose_device
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 from bertworks.training.task_heads import JointModel, TaskModel
@@ -149,8 +147,8 @@ class JointJob(FinetuneJob):
 
 def _check(recipe: FinetuneRecipe) -> None:
     """Raises UsageError if a recipe is not for several tasks."""
-    if recipe.epochs == 0:
-        raise UsageError(f"the recipe {recipe.title} has no number of epochs for several tasks", hint="--epochs 5")
+    what = f"the recipe {recipe.title} has no number of epochs for several tasks"
+    expect(recipe.epochs, what, hint="--epochs 5")
     for name in ("lstm_units", "cloze_steps", "lm_weight"):
         expect(getattr(recipe, name) <= 0, f"{name} is for one task, not for several", hint=f"--set {name}=0")
 
@@ -196,13 +194,10 @@ def joint_events(
     Raises:
         UsageError, BertworksError: as `finetune_events`.
     """
-    output, device_ = as_path(output, "output folder"), choose_device(device)
-
-    def make_job(recipe: FinetuneRecipe | None, _: int) -> JointJob:
-        return JointJob(request, device_, recipe)
-
-    train = partial(_train, compares=compares)
-    yield from finetuning(output, request.content(), request.paths, device_, overwrite, make_job, train)
+    yield from finetuning(
+        output, request.content(), request.paths, device, overwrite,
+        lambda device, recipe, _: JointJob(request, device, recipe), partial(_train, compares=compares),
+    )  # fmt: skip
 
 
 def _train(
@@ -214,7 +209,7 @@ def _train(
         processes.meet(output)
     for name, one in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
-        yield from make_featurizer(one.description, one.model.tokenizer).examples(one.train)
+        yield from one.featurize.examples(one.train)
     steps = f"{job.recipe.epochs} epochs of {job.steps_per_epoch:,} steps, {job.recipe.batch_size} at a time"
     text = f"{job.survey}\ntraining     {steps}, each of one task\n"
     text += f"time         about {duration(seconds)} on this machine"

@@ -8,7 +8,7 @@ other parts choose.
 
 import shutil
 from collections.abc import Generator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,13 +55,12 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
     methods = compared_methods(job)
     if len(methods) == 1 and not job.data.is_validated:
         return job.variant(methods[0])
-    logits: dict[Method, list[Logits]] = {}
+    logits: dict[Method, list[list[Logits]]] = {}
     jobs = {method: job.variant(method) for method in methods}
     for method, one in jobs.items():
         logits[method] = yield from _validate(one, folder / FOLDER)
-    sizes = [len(part) for part in job.data.parts[:EVALUATED]]
-    scores = {method: score_parts(one, logits[method], sizes) for method, one in jobs.items()}
-    best = best_method(scores, range(len(sizes)))
+    scores, every = {method: score_parts(one, logits[method]) for method, one in jobs.items()}, range(EVALUATED)
+    best = best_method(scores, every)
     if len(methods) > 1:
         means = {method: float(score.parts.mean()) for method, score in scores.items()}
         shown = ", ".join(f"{method} {job.describe({job.metric: mean})}" for method, mean in means.items())
@@ -71,9 +70,8 @@ def choose_method(job: FinetuneJob, folder: Path) -> Generator[Event, None, Fine
         yield Event("note", text, {"methods": means, "method": best})
     chosen = jobs[best]
     if job.data.is_validated:
-        ends, every = np.cumsum([0, *sizes]), range(len(sizes))
-        others = [logits[best_method(scores, [n for n in every if n != part])] for part in every]
-        chosen.validated = logits[best], [one for n in every for one in others[n][ends[n] : ends[n + 1]]]
+        others = (logits[best_method(scores, [n for n in every if n != part])][part] for part in every)
+        chosen.validated = [*chain(*logits[best])], [*chain(*others)]
     return chosen
 
 
@@ -93,11 +91,11 @@ def best_method(scores: Mapping[Method, Scores], parts: Sequence[int]) -> Method
     return best if gain > CLEARLY * error else first
 
 
-def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[Logits]]:
-    """The logits of the rows of the first EVALUATED parts, in order. Finished folds are files in the folder."""
+def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[list[Logits]]]:
+    """The logits of the rows of each of the first EVALUATED parts. Finished folds are files in the folder."""
     if job.method == "frozen":
         return job.fit()[1]
-    found: list[Logits] = []
+    found: list[list[Logits]] = []
     for number in range(EVALUATED):
         path, run = folder / f"{job.method}-{number}.npz", folder / f"{job.method}-{number}"
         if not is_sealed(path, _KEY):
@@ -111,16 +109,17 @@ def _validate(job: FinetuneJob, folder: Path) -> Generator[Event, None, list[Log
                 np.savez(file, *fold.dev_logits(run, job.device))
             shutil.rmtree(run)
         with np.load(path) as arrays:
-            found += [arrays[f"arr_{row}"] for row in range(len(job.data.parts[number]))]
+            found.append([*arrays.values()])
     return found
 
 
-def score_parts(job: FinetuneJob, logits: list[Logits], sizes: list[int]) -> Scores:
-    rows = [job.train[n] for part in job.data.parts[:EVALUATED] for n in part]
-    answers = list(map(Decoder(job.description), rows, logits))
-    items, ends, parts, samples = [one.item for one in rows], np.cumsum([0, *sizes]), [], []
-    for number, part in enumerate(slice(*pair) for pair in pairwise(ends.tolist())):
-        sums = row_sums(job.description, items[part], answers[part])[job.metric]
+def score_parts(job: FinetuneJob, logits: Sequence[Sequence[Logits]]) -> Scores:
+    """logits: of the rows of each of the first parts."""
+    parts, samples = [], []
+    for number, outputs in enumerate(logits):
+        rows = [job.train[n] for n in job.data.parts[number]]
+        items, answers = [row.item for row in rows], list(map(Decoder(job.description), rows, outputs))
+        sums = row_sums(job.description, items, answers)[job.metric]
         parts.append(sums.value)
-        samples.append(resampled(sums, groups_of(job.description, items[part]), seed=number))
+        samples.append(resampled(sums, groups_of(job.description, items), seed=number))
     return Scores(np.array(parts), np.array(samples))
