@@ -5,10 +5,9 @@
 """
 
 import math
-import tomllib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import chain, islice
@@ -21,6 +20,7 @@ from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
+from bertworks.config import packaged_table
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import some_names
@@ -33,7 +33,7 @@ from bertworks.runs.data_splits import LabelledData, Validation, describe_task, 
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
-WARNINGS = tomllib.loads(Path(__file__).with_name("data_warnings.toml").read_text(encoding="utf-8"))
+WARNINGS = packaged_table(__file__, "data_warnings.toml")
 BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
 NUM_EXAMPLES = 2  # words that are named
 SHOWN_LABELS = 8
@@ -162,21 +162,15 @@ def make_dataset_report(
     in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
     report = DatasetReport(
-        task=task,
-        notes=list(data.notes),
-        train=len(data.train),
-        dev=len(data.dev),
-        is_validated=data.is_validated,
+        task=task, notes=list(data.notes), train=len(data.train), dev=len(data.dev), is_validated=data.is_validated,
         labels={name: (in_train[name], in_dev[name]) for name in names},
         unit=TASKS[task].get("counted", "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
-        **_same_texts(data, tokenizer.lowercase),
-        **_vocabulary(both, tokenizer),
-    )
+        **_same_texts(data, tokenizer.lowercase), **_vocabulary(both, tokenizer),
+    )  # fmt: skip
     texts = [" ".join(item.texts)[:SAMPLED] for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
-    found = [*_row_warnings(report), *_text_warnings(report, texts, tokenizer)]
-    return replace(report, warnings=[*tokenizer.notes, *found])
+    return replace(report, warnings=[*tokenizer.notes, *_warnings(report, texts, tokenizer)])
 
 
 def check_file(
@@ -293,38 +287,25 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
     }
 
 
-def _row_warnings(report: DatasetReport) -> Iterator[str]:
-    """Problems of copies, the worst first, and of labels."""
-    copies, leaked, conflicts, labels = report.copies, report.leaked, report.conflicts, report.labels
+def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+    """Problems in words: of copies, the worst first; of labels; of too long texts, of too few texts, and of the
+    tokenizer with their language. texts: some of them."""
+    labels, leaked = report.labels, report.leaked.count
     counts = [(n, name) for name, (n, _) in labels.items() if n] or [(0, "")]
     (most, frequent), (least, rarest) = counts[0], counts[-1]
-    found = {
-        "leaked": leaked.count,
-        "conflicts": conflicts.count,
-        "copies": copies.count > MANY_COPIES * report.train,
-        "missing": [name for name, (train, dev) in labels.items() if dev and not train],
-        "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
-        "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
-        "unbalanced": report.task == "classification" and most > least and most >= UNBALANCED * least,
-    }
-    names = {key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)}
-    shown = {"leaked_share": leaked.count / report.dev, "share": most / report.train, "times": most / max(1, least)}
-    yield from _warnings(found, report=report, rarest=rarest, frequent=frequent, few=RARE, **names, **shown)
-
-
-def _warnings(found: Mapping[str, object], **shown: Any) -> Iterator[str]:
-    """The warnings that apply, in words. found: by their names, in their order. shown: values in them."""
-    yield from (WARNINGS[name].format_map(shown) for name, applies in found.items() if applies)
-
-
-def _text_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """Problems of too long texts, of too few texts, and of the tokenizer with their language."""
     too_long = report.lengths.too_long / sum(report.lengths.counts)
     margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
     with_capitals = sum(text != text.lower() for text in texts)
     voiced = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
     plain = unicodedata.normalize("NFD", voiced)[:1]
-    found = {
+    found = {  # by their names in WARNINGS
+        "leaked": leaked,
+        "conflicts": report.conflicts.count,
+        "copies": report.copies.count > MANY_COPIES * report.train,
+        "missing": [name for name, (train, dev) in labels.items() if dev and not train],
+        "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
+        "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
+        "unbalanced": report.task == "classification" and most > least and most >= UNBALANCED * least,
         "too_long": not report.lengths.windows and too_long > MANY_LONG,
         "few_train": report.train < FEW_TRAIN,
         "few_dev": report.dev < FEW_DEV,
@@ -332,5 +313,10 @@ def _text_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Token
         "uncased": tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2,
         "japanese": voiced and tokenizer.ids([voiced]) == tokenizer.ids([plain]),
     }
-    about = f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}"
-    yield from _warnings(found, report=report, too_long=too_long, about=about, voiced=voiced, plain=plain)
+    shown = {
+        "report": report, "frequent": frequent, "rarest": rarest, "few": RARE, "leaked_share": leaked / report.dev,
+        "share": most / report.train, "times": most / max(1, least), "too_long": too_long, "voiced": voiced,
+        "plain": plain, "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
+        **{key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)},
+    }  # fmt: skip
+    return [WARNINGS[name].format_map(shown) for name, applies in found.items() if applies]
