@@ -94,7 +94,6 @@ NOT_TYPED = {  # why a template is not tested here
     "report this, with the versions that `bertworks doctor` shows": "test_doctor: the command",
     "use another output folder, or --overwrite": "only a program that was changed says so: the recipe is the same",
     "--threads {}: expected a number from 1, or auto": NOT_ADVICE,
-    "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
     "bertworks serve {}": NOT_ADVICE,
     "The task of a joint fine-tuning: finetune --joint.": NOT_ADVICE,
     "xlm(-roberta)?": NOT_ADVICE,

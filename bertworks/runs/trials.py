@@ -44,10 +44,9 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
         sweep: `field=value,value,...` settings, or "paper": the grid of Devlin et al. 2019, appendix A.3.
 
     Raises:
-        UsageError: settings of another form, or that the method does not use; folds together with a dev file.
+        UsageError: settings of another form, or that the method does not use; a single fold.
     """
-    if folds and (folds < 2 or request.dev):
-        raise UsageError("folds divide the training data: expected 2 or more, and no --dev")
+    expect(folds == 0 or folds >= 2, "folds divide the training data: expected 2 or more")
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
     grid = [_values(word) for words in names_of(sweep) for word in (PAPER_GRID if words == "paper" else (words,))]
@@ -122,12 +121,11 @@ def summary(done: Sequence[dict[str, Any]], samples: Sequence[Array]) -> list[di
     """
     rows = []
     for name in dict.fromkeys(result["setting"] for result in done):
-        numbers = [number for number, result in enumerate(done) if result["setting"] == name]
-        trials, scores = [done[n] for n in numbers], [done[n]["score"] for n in numbers]
-        interval = interval_of_trials(trials, [samples[n] for n in numbers])
+        trials, parts = zip(*(pair for pair in zip(done, samples, strict=True) if pair[0]["setting"] == name))
+        scores = [trial["score"] for trial in trials]
+        found = {"setting": name, "scores": scores, "count": len(scores), "mean": fmean(scores)}
         deviation = stdev(scores) if len(scores) > 1 else None
-        found = {"count": len(scores), "mean": fmean(scores), "deviation": deviation, "interval": interval}
-        rows.append({"setting": name, "scores": scores, **found})
+        rows.append(found | {"deviation": deviation, "interval": interval_of_trials(trials, parts)})
     return rows
 
 
