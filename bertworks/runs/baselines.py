@@ -45,9 +45,7 @@ OWN: Mapping[str, tuple[str, str]] = {  # by method: the name of the model in ta
     **dict.fromkeys(("auto", "full"), (FINETUNED, "fine-tuning")), "frozen": ("linear head", "the linear head"),
     "cosine": ("fine-tuned from the cosine", "fine-tuning from the cosine"),
 }  # fmt: skip
-WORDS, FEATURES, FROZEN, COSINE, NEAREST, CHOICE = (
-    "bag of words", "features of words", "frozen vectors", "cosine", "nearest sentence", "most similar choice",
-)  # fmt: skip
+FROZEN, COSINE = "frozen vectors", "cosine"
 _TRAINED = {FROZEN: "frozen", COSINE: "cosine"}  # the method of a fine-tuning that begins with this one
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # kana, Chinese characters, hangul
 _LETTER = re.compile(r"[^\W\d_]")
@@ -129,7 +127,7 @@ def baseline_answers(
     if d.task == "qa":
         nothing: Answer = {"answer": "", "start": -1, "end": -1, "score": 1.0, "no_answer_margin": 0.0, "n_best": []}
         nearest = [answer for fold in folds for answer in _nearest_sentences(*fold)]
-        return {TASKS["qa"]["trivial"]: [nothing] * len(held_out), NEAREST: [*nearest]}
+        return {TASKS["qa"]["trivial"]: [nothing] * len(held_out), "nearest sentence": [*nearest]}
     found: Answers = {}
     learned, before = dict[str, list[str]](), 0
     for rest, rows in folds:
@@ -157,17 +155,17 @@ def _predictions(
     every, new = range(len(rows)), [rows[n] for n in numbers]
     if d.task == "choice":
         vectors = [encoder.texts(row.item.texts) for row in new]
-        yield CHOICE, train, numbers, np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
+        yield "most similar choice", train, numbers, np.concatenate([v[1:] @ v[0] for v in vectors])[:, None]
         return
     fewer = sample(train, encoder.max_tokens, seed)
     if d.task in ("tagging", "spans"):
         some = sample(train, most_tokens, seed)
-        yield FEATURES, some, every, _linear(d, some, _counted(some, rows), 3.0)
+        yield "features of words", some, every, _linear(d, some, _counted(some, rows), 3.0)
         head = fit_linear_head(make_task_head(d), encoder.predicted_tokens(fewer), _all_targets(fewer))
         yield FROZEN, fewer, numbers, encoder.predicted_tokens(new, head)
         return
     some = sample(train, most_terms, seed)
-    yield WORDS, some, every, _linear(d, some, _bags(some, rows), 10.0)
+    yield "bag of words", some, every, _linear(d, some, _bags(some, rows), 10.0)
     sides = [[encoder.texts(side) for side in _sides(part)] for part in (fewer, new)]
     yield FROZEN, fewer, numbers, _linear(d, fewer, list(map(_frozen_features, sides)))
     if len(sides[0]) == 2 and d.task != "multilabel":
@@ -215,7 +213,7 @@ def _sides(rows: Sequence[Features]) -> list[tuple[str, ...]]:
 def _decoded(d: TaskConfig, rows: Sequence[Features], logits: Logits) -> list[Answer]:
     """logits: [M, outputs], of all rows."""
     ends = np.cumsum([len(_targets(row)) for row in rows])
-    return list(map(Decoder(replace(d, threshold=None, temperature=1.0)), rows, np.split(logits, ends[:-1])))
+    return list(map(Decoder(d), rows, np.split(logits, ends[:-1])))
 
 
 def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
@@ -247,8 +245,8 @@ def _linear(d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], stren
     def learned(rows: Any, labels: NDArray[Any], others: Any) -> Logits:
         if isinstance(rows, np.ndarray):
             return np.asarray(fit_linear_head(make_task_head(d), rows, labels)(others), np.float32)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nearly the best weights will do; a label may be true of no row, or of all
+        # Nearly the best weights will do; a label may be true of no row, or of all.
+        with warnings.catch_warnings(action="ignore"):
             return _sparse(d, rows, labels, others, strength)
 
     if d.task != "multilabel" or len(y) < 3 * _FOLDS:
@@ -328,8 +326,7 @@ def _features_of_words(row: Features) -> Iterator[list[str]]:
 
 def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> list[Answer]:
     """The sentence of each context that has the largest tf-idf cosine with the question."""
-    every = dict.fromkeys(row.item.texts[1] for row in rows)
-    contexts = {context: split_sentences(context[:_LONGEST_TEXT]) for context in every}
+    contexts = {context: split_sentences(context[:_LONGEST_TEXT]) for context in {row.item.texts[1] for row in rows}}
     learned = {row.item.texts[1] for row in train} | contexts.keys()
     vectorizer = _vectorizer([context[:_LONGEST_TEXT] for context in learned])
     questions = vectorizer.transform([row.item.texts[0] for row in rows])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from numpy.random import Generator
 
@@ -125,9 +125,8 @@ def read_data(
         parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
         parts = parts if all(parts) else ()  # there are fewer groups
     held_out = _validated_rows(train, parts, schema, notes) if by_parts and parts else held_out
-    if not train or not held_out:
-        raise BertworksError(f"{len(all_items)} rows are too few to train and to evaluate",
-                             where=str(path), hint="--dev FILE")  # fmt: skip
+    what = f"{len(all_items)} rows are too few to train and to evaluate"
+    require(train and held_out, what, path, "--dev FILE")
     return LabelledData(schema, train, held_out, notes, parts, by_parts)
 
 
@@ -207,15 +206,13 @@ def find_files(source: File, dev: File | None) -> tuple[File, File | None]:
         return source, dev
     files: dict[str, list[Path]] = {"train": [], "dev": []}
     for path in sorted(p for p in data.iterdir() if p.is_file() and not p.name.startswith(".")):
-        words = list(filter(None, map(_SPLIT.fullmatch, re.split("[-_.]", path.name.lower()))))
-        if words:
+        if words := list(filter(None, map(_SPLIT.fullmatch, re.split("[-_.]", path.name.lower())))):
             files["train" if any(word["train"] for word in words) else "dev"].append(path)
+    content = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
     for name, paths in files.items():
-        if len(paths) > 1 or (name == "train" and not paths):
-            content = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
-            what = f"the folder has {len(paths) or 'no'} {name} file{'s' * (len(paths) > 1)}: it holds {content}"
-            hint = "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."
-            raise UsageError(what, where=str(data), hint=hint)
+        what = f"the folder has {len(paths) or 'no'} {name} file{'s' * (len(paths) > 1)}: it holds {content}"
+        hint = "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."
+        expect(len(paths) == 1 or (name == "dev" and not paths), what, where=data, hint=hint)
     return files["train"][0], dev or next(iter(files["dev"]), None)
 
 
@@ -251,7 +248,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "
         BertworksError: rows with different numbers of choices.
     """
     schema, labels = data.schema, data.schema.labels
-    vectors = _vectors(schema, recipe, method)
+    copied: dict[str, Any] = {"vectors": _vectors(schema, recipe, method)}
     for name, tasks in _SETTING_TASKS.items():
         applies = schema.task in tasks or (name == "lstm_units" and recipe.lstm_encoder == "trained")
         if getattr(recipe, name) != getattr(FinetuneRecipe, name) and not applies:
@@ -262,18 +259,13 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "
         raise UsageError("document_context: the data does not say which sentences are of one document", hint=hint)
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
-    without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
-    copied = {name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")}
+    copied |= {name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")}
     copied |= {name: getattr(recipe, name) for name in READING}
-    return TaskConfig(
-        labels=labels,
-        num_choices=_num_choices(data) if schema.task == "choice" else 0,
-        first_choice=schema.first_choice if schema.task == "choice" else None,
-        document=schema.document if recipe.document_context else None,
-        threshold=0.0 if without_answer else None,
-        vectors=vectors,
-        **copied,
-    )
+    if schema.task == "choice":
+        copied |= {"num_choices": _num_choices(data), "first_choice": schema.first_choice}
+    without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
+    document, threshold = schema.document if recipe.document_context else None, 0.0 if without_answer else None
+    return TaskConfig(labels=labels, document=document, threshold=threshold, **copied)
 
 
 def _num_choices(data: LabelledData) -> int:

@@ -45,21 +45,19 @@ def place_of(result: Mapping[str, Any] | None) -> str:
     return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
 
 
-OBJECTIVE_CHARTS: list[Chart] = [
-    (f"{objective.title}: {m.name}".capitalize(), f"{kind}_{m.name}", _show(m.name), m.starts_at_zero)
-    for kind, objective in OBJECTIVES.items()
-    for m in objective.measures
-    if m is not PERPLEXITY  # a function of the loss
-]
-OBJECTIVE_CHARTS.append(("Bits per character", BITS, svg.plain, False))
 OPTIMIZATION_CHARTS: list[Chart] = [
     ("Learning rate", "learning_rate", svg.scientific, True),
     ("Norm of the gradient", "gradient_norm", svg.plain, True),
 ]
-SPEED_CHARTS: list[Chart] = [
+PRETRAINING_CHARTS: list[Chart] = [
+    *((f"{objective.title}: {m.name}".capitalize(), f"{kind}_{m.name}", _show(m.name), m.starts_at_zero)
+      for kind, objective in OBJECTIVES.items() for m in objective.measures
+      if m is not PERPLEXITY),  # a function of the loss
+    ("Bits per character", BITS, svg.plain, False),
+    *OPTIMIZATION_CHARTS,
     ("Tokens per second", "tokens_per_second", svg.short, True),
     ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
-]
+]  # fmt: skip
 STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
 LOSS_COLUMN: Column = ("loss", "loss", "{:.4f}".format)
 SHOWN_CHARACTERS = 500  # of a text
@@ -72,8 +70,7 @@ def write_report(folder: Path) -> Path:
         BertworksError: the page cannot be written.
     """
     steps, evaluations = _read_rows(folder)
-    charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
-    sections = [svg.side_by_side(_lines(charts, steps, evaluations, "held out", {}))]
+    sections = [svg.side_by_side(_lines(PRETRAINING_CHARTS, steps, evaluations, "held out", {}))]
     summary = _spent(steps, evaluations)
     if compared := compare_bits(folder)[1]:
         sections.insert(0, svg.headline(f"{compared[0].upper()}{compared[1:]}"))
