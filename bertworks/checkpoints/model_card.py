@@ -1,7 +1,7 @@
 """Model cards: the README.md of a model folder, with the lines that the Hugging Face hub reads.
 
 - `fill_template`: a text file with places for values -> the text of a card
-- `render_card`, `render_table`: Markdown for any card
+- `render_table`, `render_cell`, `render_code`: Markdown for any card
 - `pretraining_card`: the card of a pre-trained model
 """
 
@@ -14,20 +14,6 @@ from bertworks.models.config import EncoderConfig
 def fill_template(template: Path, **values: object) -> str:
     """The text of a file in which values replace their names in braces, as in `str.format`."""
     return template.read_text(encoding="utf-8").format(**values)
-
-
-def render_card(title: str, text: str, sections: Mapping[str, str], *, hub: Mapping[str, str]) -> str:
-    """The text of a model card.
-
-    Args:
-        text: the paragraphs before the first section.
-        sections: the text of each section, by its heading.
-        hub: fields for the Hugging Face hub, written as YAML; none: no such lines.
-    """
-    fields = "".join(f"{name}: {value}\n" for name, value in hub.items())
-    parts = [f"---\n{fields}---"] * bool(hub) + [f"# {' '.join(title.split())}", text.strip()]
-    parts += [f"## {heading}\n\n{content.strip()}" for heading, content in sections.items()]
-    return "\n\n".join(parts) + "\n"
 
 
 def render_table(heads: Sequence[str], rows: Mapping[str, object]) -> str:

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
+from bertworks.checkpoints.model_card import fill_template, render_cell, render_code, render_table
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig
@@ -116,17 +116,19 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
 
 def joint_card(folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]) -> str:
     """The card of a joint fine-tuning. results: as in result.json, of each task."""
-    base = model_name if is_model_name(model_name) else Path(model_name).name
     scores = {name: format_metrics(one["figures"], one["intervals"]) for name, one in results.items()}
-    text = f"""
-One encoder with a head for each of {len(results)} tasks, fine-tuned with bertworks from `{render_cell(base)}` on all of
-them together (MT-DNN, Liu et al. 2019). Each folder in `tasks` is a complete model."""
-    sections = {
-        "Quality": render_table(("Task", "On dev"), scores),
-        "Use": render_code("", "".join(f"bertworks predict . new.csv --task {name}\n" for name in results)),
-        "Recipe": render_code("toml", dump_recipe(recipe)),
-    }
-    return render_card(folder.resolve().name, text, sections, hub={})
+    commands = "".join(f"bertworks predict . new.csv --task {name}\n" for name in results)
+    quality, use = render_table(("Task", "On dev"), scores), render_code("", commands)
+    return _card("joint.md", folder, recipe, model_name, count=len(results), quality=quality, use=use)
+
+
+def _card(template: str, folder: Path, recipe: FinetuneRecipe, model_name: str, **values: object) -> str:
+    """The text of a card, with values in their places."""
+    base = model_name if is_model_name(model_name) else Path(model_name).name
+    return fill_template(
+        Path(__file__).with_name(template), **values, name=" ".join(folder.resolve().name.split()),
+        base=render_cell(base), recipe=render_code("toml", dump_recipe(recipe)),
+    )  # fmt: skip
 
 
 def _comparison(compared: Mapping[str, Any], place: str) -> Iterable[str]:
@@ -260,10 +262,6 @@ def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake
 
 
 MAX_LABELS = 50  # of a table
-_LIMITS = """
-The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
-part of that text, even if the text has nothing to do with the task.
-"""
 _SELECTED = "These rows also selected the checkpoint: expect slightly lower figures on other texts.\n"
 
 
@@ -280,40 +278,36 @@ def task_card(
     """
     result, is_own = result or {}, d.is_own(config)
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
-    base = model_name if is_model_name(model_name) else Path(model_name).name
-    columns = " and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text"
-    longer = "read in windows" if d.task in ("tagging", "spans", "qa") else "truncated"
-    text = f"""
-A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
-It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
-    sections = {
-        "Quality": _quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
-        "Data": _data(data_report),
-        "Use": _usage(d, is_own),
-        "Limits": _LIMITS + _probabilities(d, result),
-        "Recipe": render_code("toml", dump_recipe(recipe)),
-        "Software": render_table(("Package", ""), versions()),
-    }
-    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, is_own, model_name, figures))
+    texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
+    use = render_code("python", TASKS[d.task]["usage"].replace("TEXTS", texts))
+    use = "transformers has no such network, and refuses this folder.\n" if is_own else use
+    return _card(
+        "finetuned.md", folder, recipe, model_name, library="bertworks" if is_own else "transformers",
+        pipeline=TASKS[d.task]["pipeline"], hub=_hub_fields(d, model_name, figures), kind=d.task, task=task,
+        columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text", max_length=d.max_length,
+        longer="read in windows" if d.task in ("tagging", "spans", "qa") else "truncated",
+        quality=_quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
+        data=_data(data_report).strip(), use=use, probabilities=_probabilities(d, result),
+        software=render_table(("Package", ""), versions()),
+    )  # fmt: skip
 
 
-def _hub_fields(d: TaskConfig, is_own: bool, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
+def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> str:
+    """The model and the metrics, as the Hugging Face hub reads them."""
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
     names = TASKS[d.task].get("hub", {})  # of metrics, where they are others
     metrics = dict.fromkeys(names.get(name, name) for name in figures if name in {*NAMES, *SHARES})
-    fields = {"library_name": "bertworks" if is_own else "transformers", "pipeline_tag": TASKS[d.task]["pipeline"]}
-    fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
-    fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
-    return fields | {"tags": f"[bert, bertworks, {d.task}]"}
+    line = f"base_model: {base}\n" * (is_model_name(model_name) and "/" in base)
+    return line + f"metrics: [{', '.join(metrics)}]\n" * bool(metrics)
 
 
 def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
     if d.task == "regression":
         return ""
     if not (calibration := result.get("calibration")):
-        return "Its probabilities are not calibrated."
+        return "\nIts probabilities are not calibrated."
     divide = f"In transformers, divide the logits by {calibration['temperature']:.4g} to get the same probabilities."
-    return f"Its probabilities are {calibration['text']}.\n{divide}"
+    return f"\nIts probabilities are {calibration['text']}.\n{divide}"
 
 
 def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]) -> str:
@@ -336,11 +330,3 @@ def _data(data_report: DatasetReport) -> str:
     table = render_table(("Label", "in train", held_out), labels) if labels else ""
     warnings = "".join(f"\n- {warning}" for warning in data_report.warnings)
     return f"{data_report.train:,} rows in train, {data_report.dev:,} {held_out}.\n\n{table}{warnings}"
-
-
-def _usage(d: TaskConfig, is_own: bool) -> str:
-    command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
-    if is_own:
-        return f"{command}\ntransformers has no such network, and refuses this folder."
-    texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
-    return f"{command}\n{render_code('python', TASKS[d.task]['usage'].replace('TEXTS', texts))}"
