@@ -246,10 +246,11 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
         memory = HeapTrimmer()
         work = FinetuneJob(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
         network, _ = work.begin()
-        optimizer, batches = make_optimizer(network, work.optimizer), work.train_batches
+        settings, batches = work.recipe.optimizer, work.train_batches
         steps = train(
-            network, optimizer, batches, work.optimizer, work.num_steps, precision=work.precision, seed=work.seed
-        )
+            network, make_optimizer(network, settings), batches, settings, work.num_steps, precision=work.precision,
+            seed=work.recipe.seed,
+        )  # fmt: skip
 
         def answers() -> list[str]:
             said, _ = compute_logits_and_loss(network, work.dev_units, work.precision)

@@ -106,7 +106,8 @@ class FinetuneRequest:
         content = {name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()}
         inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
         for name, path in ((name, as_path(path)) for name, path in inputs.items() if path is not None):
-            if files := [file for file in map(Path, filter(None, find_files(path, None))) if file.is_file()]:
+            files = [Path(file) for file in find_files(path, None) if file]
+            if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
         if self.teacher:
             content["teacher_sha256"] = weights_sha256(ModelFolder(resolve_model(self.teacher)).within)
@@ -214,8 +215,7 @@ class FinetuneJob:
         recipe = recipe if d.task == "qa" and self.head is None else replace(recipe, cloze_steps=0)
         recipe = recipes.resolve_recipe(recipe, len(self.groups), c, labels)
         self.recipe = recipe = recipes.resolve_fitted(recipe, given) if d.vectors == "cosine" else recipe
-        self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
-        self.precision = cast(Precision, recipe.precision)
+        self.save_every, self.precision = recipe.save_every, cast(Precision, recipe.precision)
         self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.clozes = list(featurize.clozes(self.data.train, recipe.cloze_steps * recipe.batch_size, recipe.seed))
         self.steps_per_epoch = self.train_batches.steps_per_epoch

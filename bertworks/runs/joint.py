@@ -77,8 +77,8 @@ class JointJob(FinetuneJob):
                 raise type(error)(f"task {name}: {error.what}", where=error.where, hint=error.hint) from error
         jobs = [*self.jobs.values()]
         self.recipe = recipe = jobs[0].recipe
-        self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
-        self.precision, self.keeps, self.model_name = jobs[0].precision, recipe.select, jobs[0].model_name
+        self.save_every, self.precision = recipe.save_every, jobs[0].precision
+        self.keeps, self.model_name = recipe.select, jobs[0].model_name
         self.metric, self.evaluates = "score", True
         self.sizes = [job.train_batches.steps_per_epoch for job in jobs]
         self.steps_per_epoch = sum(joint_sizes(self.sizes, self.mix))
@@ -101,13 +101,12 @@ class JointJob(FinetuneJob):
         return JointModel(models), notes
 
     def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
-        each = {name: job.batches(plans, rank, size, note) for name, job in self.jobs.items()}
-        names = [*each]
+        each = [(name, job.batches(plans, rank, size, note)) for name, job in self.jobs.items()]
 
         def batches(step: int) -> list[Batch]:
-            task, number = joint_step(step, self.sizes, self.mix, self.seed)
-            name = names[task]
-            return [replace(batch, targets={name: BatchTarget(*batch.target)}) for batch in each[name](number)]
+            task, number = joint_step(step, self.sizes, self.mix, self.recipe.seed)
+            name, of_task = each[task]
+            return [replace(batch, targets={name: BatchTarget(*batch.target)}) for batch in of_task(number)]
 
         return batches
 

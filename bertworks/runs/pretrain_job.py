@@ -242,7 +242,6 @@ class PretrainJob:
         self._old = without_last(self.tokenizer, new_words) if new_words else self.tokenizer
         self._has_start = False  # whether the initial model can be evaluated, and was not yet
         self.tokenizer.model_max_length = recipe.encoder.max_position_embeddings
-        self.seed, self.optimizer = recipe.seed, recipe.optimizer
         self.precision = cast(Precision, recipe.train.precision)
         self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
@@ -311,7 +310,7 @@ class PretrainJob:
         rate = self.recipe.sampling.parallel_rate
         if int((step + 1) * rate) > int(step * rate):
             return len(self.texts) - 1
-        draw = keyed_rng("language", self.seed, step).random()
+        draw = keyed_rng("language", self.recipe.seed, step).random()
         return self._monolingual[min(int((draw >= self.fractions.cumsum()).sum()), len(self._monolingual) - 1)]
 
     def _in_languages(self, batch: Batch, number: int) -> Batch:

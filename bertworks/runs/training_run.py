@@ -67,7 +67,7 @@ class TrainingRun:
             network, notes = job.begin()
             self.model = network.to(device)
             self.notes += [Event("note", text) for text in notes]
-        self.optimizer = make_optimizer(self.model, job.optimizer)
+        self.optimizer = make_optimizer(self.model, job.recipe.optimizer)
         self.step, self._evaluation_seconds, self._save_seconds = 0, 0.0, 0.0  # of the last ones
         self.schedule = job.schedule if isinstance(job, PretrainJob) else None
         memory = MEMORY * self.schedule.seconds if self.schedule else RECENT_SECONDS
@@ -135,9 +135,9 @@ class TrainingRun:
         if self._is_over():
             return
         steps = train(
-            self.model, self.optimizer, batches, self.job.optimizer,
+            self.model, self.optimizer, batches, self.job.recipe.optimizer,
             sum(self.schedule.plans[0].steps) if self.schedule else self.job.num_steps, precision=self.job.precision,
-            seed=self.job.seed, start=self.step, before_update=self.shutdown.protect,
+            seed=self.job.recipe.seed, start=self.step, before_update=self.shutdown.protect,
             position=self.schedule.position if self.schedule else float,
         )  # fmt: skip
         self._matmul_speed = measure_matmul(DTYPES[self.job.precision], self.device)
@@ -342,7 +342,7 @@ class TrainingRun:
 
     def _diverged(self, what: str) -> BertworksError:
         text = f"{what}, up to step {self.step:,}; the checkpoint of step {self.saved or 0:,} is finite and intact"
-        rate = self.job.optimizer.learning_rate / 3
+        rate = self.job.recipe.optimizer.learning_rate / 3
         hint = f"use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={rate:.1e}"
         return BertworksError(text, where=str(self.folder), hint=hint)
 
