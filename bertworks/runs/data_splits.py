@@ -8,7 +8,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
@@ -152,7 +152,7 @@ def _usable(train: list[Item], schema: Schema, notes: list[str]) -> list[Item]:
     return [item for item in train if not misplaced(item)]
 
 
-def _of_fold(rows: Sequence[Item], part: Collection[int]) -> tuple[list[Item], list[Item]]:
+def _of_fold(rows: Sequence[Item], part: Sequence[int]) -> tuple[list[Item], list[Item]]:
     """The rows outside and inside a part."""
     held_out = set(part)
     return [item for n, item in enumerate(rows) if n not in held_out], [rows[n] for n in part]
@@ -371,8 +371,7 @@ def divide(
         raise UsageError(what, where=name, hint=f"--folds {num_groups}, or fewer")
     strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
     held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
-    train = [item for number, item in enumerate(all_items) if number not in held_out]
-    return train, [all_items[number] for number in sorted(held_out)]
+    return _of_fold(all_items, sorted(held_out))
 
 
 def _tenth(strata: list[list[list[int]]], num_rows: int) -> set[int]:
