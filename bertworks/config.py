@@ -241,7 +241,9 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
     if is_dataclass(kind):
         return cast(T, _build_dataclass(kind, value, where, at, whole or kind))
     if origin is Literal:
-        expect(value in choices, f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
+        if value not in choices:
+            what = f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}"
+            raise UsageError(what, where=where(at))  # which takes long
         return cast(T, value)
     if origin in (Union, UnionType):  # TOML has no null
         kinds = [c for c in choices if c is not NoneType]
@@ -260,9 +262,10 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "", 
 
 
 def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str, whole: Any) -> Any:
-    expect(isinstance(value, dict), f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
-    hints, prefix = {f.name: get_type_hints(kind)[f.name] for f in fields(kind)}, at and at + "."
-    for name in value.keys() - hints.keys():
+    if not isinstance(value, dict):
+        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
+    hints, prefix = get_type_hints(kind), at and at + "."
+    for name in value.keys() - {f.name for f in fields(kind)}:
         path, inner = name, value[name]
         while isinstance(inner, dict) and len(inner) == 1:  # as in optimiser.learning_rate
             (key, inner), *_ = inner.items()

@@ -32,7 +32,6 @@ _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
 
-
 # A file; or rows in memory: dicts, a dict of columns, or a table of pandas, polars, pyarrow or datasets
 Data = str | PathLike[str] | Mapping[str, Sequence[Any]] | Iterable[Mapping[str, Any]] | Any
 _TABLES = {"to_pylist": (), "to_dicts": (), "to_list": (), "to_dict": ("records",)}  # methods that give rows
@@ -193,9 +192,7 @@ def column_names(first: Sequence[str], *, named: bool) -> list[str]:
     return [cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)]
 
 
-def distinct_names(
-    names: list[str], where: str | None = None, hint: str = "give the columns different names"
-) -> list[str]:
+def distinct_names(names: list[str], where: str | None = None, hint: str = "rename one of them") -> list[str]:
     """The names of columns; UsageError if one comes twice."""
     if twice := [name for index, name in enumerate(names) if name in names[:index]]:
         raise UsageError(f"two columns are named {twice[0]!r}", where=where, hint=hint)
@@ -275,10 +272,8 @@ def batches_of(file: Any, columns: Sequence[str] | None = None, name: str = "", 
 
 def as_text(value: object) -> str | None:
     """A cell as text: empty if it is missing, lines for a list of texts, None for other types."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
+    if isinstance(value, str | None):
+        return value or ""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "\n".join(value)
     return None
