@@ -407,6 +407,8 @@ def test_bad_calls_are_refused(write: Write, corpus: Path, tmp_path: Path) -> No
         run(write(arms=arms, measures=twice), corpus, tmp_path / "out", data=tmp_path)
     with pytest.raises(UsageError, match="pre-trains on text"):
         run(write(), [], tmp_path / "out")
+    with pytest.raises(BertworksError, match="no such file"):
+        run(write(), tmp_path / "none.txt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -230,6 +230,8 @@ class _Work:
             raise UsageError("expected 1 seed or more, and a number of steps or a scale above 0, not both")
         if inputs & {"shards", "corpus"} and not self.sources:
             raise UsageError("this ablation pre-trains on text", hint="name files, folders or globs after its name")
+        if self.sources:
+            read_text(self.sources)  # a file that is missing is refused before the folder is created
         if "data" in inputs and self.data is None:
             raise UsageError("this ablation fine-tunes on labelled data", hint="--data FOLDER names the folder")
         texts = json.dumps([[a.arguments(x), x.finetune, [m.options for m in a.measures_of(x)]] for x in a.arms])
