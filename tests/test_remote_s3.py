@@ -254,7 +254,7 @@ def test_a_killed_training_goes_on_elsewhere(processes: int, s3: Server, tmp_pat
         command = [sys.executable, "-m", "bertworks.cli.main", "pretrain", *words]
         return subprocess.Popen(command, env=variables, start_new_session=True)
 
-    assert start(str(tmp_path / "whole"), "none").wait(120) == 0
+    assert start(str(tmp_path / "whole"), "none").wait(400) == 0
     process = start("s3://bucket/m", "one")
     while not any(name.endswith("/checkpoint.json") for name in names()):
         time.sleep(0.1)
@@ -263,7 +263,7 @@ def test_a_killed_training_goes_on_elsewhere(processes: int, s3: Server, tmp_pat
         one.kill()
     process.wait()
     assert "m/" + MANIFEST not in names()
-    assert start("s3://bucket/m", "two").wait(120) == 0
+    assert start("s3://bucket/m", "two").wait(400) == 0
     whole = {name: (tmp_path / "whole" / name).read_bytes() for name in ("model.safetensors", "recipe.toml")}
     assert {name: objects()[f"m/{name}"] for name in whole} == whole
     assert not [path for path in (tmp_path / "two" / "work").rglob("*") if path.is_file()]
