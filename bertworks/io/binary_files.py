@@ -1,7 +1,7 @@
 """Binary files: what has changed since it was written is found; messages of protobuf.
 
 - `file_sums`, `verify_files`: the sha256 of files, and the CRC-32 of their blocks
-- `write_npy`: arrays of any size
+- `write_npy`, `open_npy`: arrays of any size
 - `CheckedFile`, `CheckedArray`: memory-mapped files; each block is checked when it is first read
 - `sealing`, `is_sealed`: files that carry their own hash; `json_sha256`: JSON objects that do
 - `read_protobuf`: the fields of a protobuf message, without a library and without its schema
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -71,21 +71,29 @@ def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str,
     return sums
 
 
-def write_npy(path: str | Path, blocks: Iterable[NDArray[Any]]) -> None:
-    """Write an .npy file atomically from blocks of its rows, one block in memory at a time.
-
-    Args:
-        blocks: at least one, all of the same type and row shape.
-    """
+@contextmanager
+def open_npy(path: str | Path) -> Iterator[Callable[[NDArray[Any]], None]]:
+    """An .npy file that is written atomically: the function that appends a block of rows, all of one type and shape."""
     rows = 0
     with replacing(path) as temporary, temporary.open("wb") as file:
-        for block in blocks:
+
+        def append(block: NDArray[Any]) -> None:
+            nonlocal rows
             rows += len(block)
             header = {"descr": block.dtype.str, "fortran_order": False, "shape": (rows, *block.shape[1:])}
             file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
             npy.write_array_header_1_0(file, header)
             file.seek(0, os.SEEK_END)
             file.write(block.tobytes())
+
+        yield append
+
+
+def write_npy(path: str | Path, blocks: Iterable[NDArray[Any]]) -> None:
+    """Write an .npy file atomically from blocks of its rows, at least one, with one block in memory at a time."""
+    with open_npy(path) as append:
+        for block in blocks:
+            append(block)
 
 
 class CheckedFile:

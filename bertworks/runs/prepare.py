@@ -183,7 +183,7 @@ def make_shards(
             yield from job.make("prepare", groups(reader))
             if bulk.part:
                 return
-            options["made"] = lambda: map(BytesIO, blocks_of(job.files, reader))
+            options["made"] = map(BytesIO, blocks_of(job.files, reader))
         shards, report = yield from in_background("shards", work)
     yield from (Event("note", text) for text in shards.notes)
     m = shards.manifest

@@ -13,7 +13,8 @@ The file of a part is an .npz file, sealed with the sha256 of the text and of th
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertworks.io.atomic_write import replacing
-from bertworks.io.binary_files import is_sealed, json_sha256, sealing, write_npy
+from bertworks.io.binary_files import is_sealed, json_sha256, open_npy, sealing
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.segmentation import split_sentences
 from bertworks.text.tokenizer import Tokenizer
@@ -197,39 +198,30 @@ def part_path(folder: Path, number: int) -> Path:
     return folder / f"{number // 1000:04d}" / f"{number % 1000:03d}.part"
 
 
-def join_parts(parts: Callable[[], Iterable[Any]], folder: Path) -> dict[str, Any]:
+def join_parts(parts: Iterable[Any], folder: Path) -> dict[str, Any]:
     """Write the data files into `folder`, each atomically. Returns the counts of a manifest.
 
     Args:
-        parts: gives all parts, in order: each a path or an open file.
+        parts: all parts, in order: each a path or an open file.
     """
-
-    def arrays(name: str) -> Iterator[NDArray[Any]]:
-        for file in parts():
-            with np.load(file) as part:
-                yield part[name]
-
     totals: Counter[str] = Counter()
     unknown_words: Counter[str] = Counter()
-    for counts in arrays("counts"):
-        figures = json.loads(str(counts))
-        unknown_words.update(figures.pop("unknown_words"))
-        totals.update(figures)
-    with replacing(folder / "tokens.bin") as temporary, temporary.open("wb") as file:
-        for tokens in arrays("tokens"):
-            file.write(tokens.tobytes())
-    write_npy(folder / "sentences.npy", _borders(arrays("lengths")))
-    write_npy(folder / "documents.npy", _borders(arrays("documents")))
+    with ExitStack() as stack:
+        temporary = stack.enter_context(replacing(folder / "tokens.bin"))
+        tokens = stack.enter_context(temporary.open("wb"))
+        appends = [stack.enter_context(open_npy(folder / name)) for name in DATA_FILES[1:]]
+        ends = [np.zeros(1, "<i8"), np.zeros(1, "<i8")]
+        for append, end in zip(appends, ends):
+            append(end)
+        for file in parts:
+            with np.load(file) as part:
+                figures = json.loads(str(part["counts"]))
+                unknown_words.update(figures.pop("unknown_words"))
+                totals.update(figures)
+                tokens.write(part["tokens"].tobytes())
+                for number, name in enumerate(("lengths", "documents")):
+                    if len(sizes := part[name]):
+                        ends[number] = ends[number][-1:] + np.cumsum(sizes, dtype="<i8")
+                        appends[number](ends[number])
     words = _most_frequent(unknown_words, _LISTED_UNKNOWN_WORDS)
     return {**totals, "sections": totals["documents"] == 1, "unknown_words": words}
-
-
-def _borders(sizes: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
-    """int64, block by block: 0 and the running sums of the sizes."""
-    end = np.zeros(1, "<i8")
-    yield end
-    for block in sizes:
-        if len(block):
-            ends = end + np.cumsum(block, dtype="<i8")
-            end = ends[-1:]
-            yield ends

@@ -15,6 +15,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
@@ -196,7 +197,7 @@ def write_shards(
     part_characters: int = PART_CHARACTERS,
     overwrite: bool = False,
     progress: Callable[[int], None] | None = None,
-    made: Callable[[], Iterable[Any]] | None = None,
+    made: Iterable[Any] | None = None,
 ) -> Shards:
     """Turn a corpus into a shards folder, or resume an interrupted command.
 
@@ -208,7 +209,7 @@ def write_shards(
         part_characters: text that a worker gets at a time; an interruption loses at most this much per worker.
         overwrite: delete the shards of another command in the folder.
         progress: called with the characters done so far.
-        made: gives all parts, if other processes have made them; the corpus is then not read.
+        made: all parts, if other processes have made them; the corpus is then not read.
 
     Raises:
         BertworksError: the folder holds something else or is in use, the disk is full, a worker died, input files
@@ -227,15 +228,15 @@ def write_shards(
             _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
         else:
             _begin(folder, settings, reader, tokenizer)
-            number, parts = 0, () if made else enumerate(parts_of(reader, part_characters))
+            number, parts = 0, () if made is not None else enumerate(parts_of(reader, part_characters))
             writer = "bertworks.text.shard_writer:PartWriter", [str(folder / "tokenizer"), str(folder / "parts")]
             with closing(in_processes(*writer, parts, workers, ended=_ENDED, hint=_AGAIN)) as written:
                 for done in accumulate(written):
                     number += 1
                     if progress:
                         progress(done)
-            here = lambda: (part_path(folder / "parts", index) for index in range(number))  # noqa: E731
-            _join(folder, made or here, tokenizer, settings, reader).save(folder / "manifest.json")
+            made = made if made is not None else [part_path(folder / "parts", index) for index in range(number)]
+            _join(folder, made, tokenizer, settings, reader).save(folder / "manifest.json")
         # Only an unfinished folder needs these.
         remove(folder / "plan.json")
         remove(folder / "parts")
@@ -243,20 +244,21 @@ def write_shards(
 
 
 def _join(
-    folder: Path, parts: Callable[[], Iterable[Any]], tokenizer: Tokenizer, settings: dict[str, Any],
-    reader: CorpusReader,
-) -> Manifest:  # fmt: skip
+    folder: Path, parts: Iterable[Any], tokenizer: Tokenizer, settings: dict[str, Any], reader: CorpusReader
+) -> Manifest:
     """Join the parts into the data files. Returns their manifest.
 
     Raises:
         BertworksError: input files have changed since the beginning, or there is no text.
     """
-    settings = settings | {"content_sha256": reader.content_sha256()}
+    with ThreadPoolExecutor(1) as pool:  # both read files
+        content = pool.submit(reader.content_sha256)
+        joined = join_parts(parts, folder)
+    settings = settings | {"content_sha256": content.result()}
     where = some_names(map(str, reader.files), 3)
     is_same = reader.identity()["files_sha256"] == settings["files_sha256"]
     hint = "run the same command again: parts of unchanged text are kept"
     require(is_same, "files of the corpus changed while they were read", where, hint)
-    joined = join_parts(parts, folder)
     require(joined["tokens"], "there is no text in the corpus", where, "give files that hold text")
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     sums = {path.relative_to(folder).as_posix(): file_sums(path) for path in files}
