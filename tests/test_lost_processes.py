@@ -80,7 +80,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 400 + 10 * KILLS) -> None:
+def finish(process: subprocess.Popen[str], seconds: float = 600 + 30 * KILLS) -> None:
     assert process.wait(seconds) == 0, log_of(process)
 
 
