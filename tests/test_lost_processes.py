@@ -90,6 +90,12 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("localhost", port)):
+        return True
+    return False
+
+
 def same_losses(folder: Path, other: Path) -> float:
     """The largest relative difference. All steps are there once, with the same tokens."""
     ours, theirs = lines(folder), lines(other)
@@ -126,10 +132,11 @@ def test_machines_that_are_lost_and_come_change_no_loss(tmp_path: Path) -> None:
     write_recipe(recipe, ("= 40", f"= {steps}"), STILL, SLOWER)
     with training(tmp_path / "one", text, "--recipe", recipe) as one:
         finish(one)
-    folder, meeting = tmp_path / "a", f"localhost:{free_port()}"
-    words = [text, "--recipe", recipe, "--processes", "1", "--nodes", "1:2", "--rendezvous", meeting]
+    folder, port = tmp_path / "a", free_port()
+    words = [text, "--recipe", recipe, "--processes", "1", "--nodes", "1:2", "--rendezvous", f"localhost:{port}"]
     sizes = list[int]()
     with training(folder, *words, "--restarts", 10 * KILLS, seconds=0.1) as first:
+        wait_for(lambda: answers(port))  # it is the one where all meet, which is not killed
         for number in range(KILLS):
             with training(folder, *words, seconds=0.1) as second:
                 wait_for(lambda: workers(second) and workers(first))
