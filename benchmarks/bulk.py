@@ -32,6 +32,7 @@ from typing import Any
 
 from materials import documents
 from provenance import HERE, provenance, publish
+from simulate_cluster import Cluster, simulate, used
 
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 WORDS = "the film was a story of men and dogs in this town with some music that they heard last night".split()
@@ -151,13 +152,22 @@ def run(folder: Path, *words: str) -> list[float]:
     return sorted(there.values())
 
 
-def simulated(portions: list[float], dispatch: float) -> dict[str, Any]:
-    from simulate_cluster import Cluster, check, used
+def simulation_check(seconds: float, portions: int) -> list[dict[str, float]]:
+    """Simulated and real seconds of portions that sleep."""
+    found = []
+    for workers in (2, 4):
+        _, real = sleep_in_portions("local", portions, seconds, workers)
+        predicted = simulate([seconds] * portions, Cluster(workers=workers, latency=0.0, dispatch=0.0))
+        found.append({"workers": workers, "real": real, "simulated": predicted, "difference": predicted / real - 1})
+    return found
 
+
+def simulated(portions: list[float], dispatch: float) -> dict[str, Any]:
     draw = random.Random(0)
     times = [draw.choice(portions) for _ in range(6400)]
-    cluster = Cluster(workers=64, dispatch=dispatch, failures=1.0)
-    return {"workers": 64, "used": used(times, cluster), "portion": statistics.mean(portions), "check": check(2.0, 24)}
+    share = used(times, Cluster(workers=64, dispatch=dispatch, failures=1.0))
+    check = simulation_check(2.0, 24)
+    return {"workers": 64, "used": share, "portion": statistics.mean(portions), "check": check}
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:

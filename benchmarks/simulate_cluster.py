@@ -1,6 +1,7 @@
-"""How much of the time of many workers is used: a discrete simulation of bulk work, and checks of it with real workers.
+"""How much of the time of many workers is used: a discrete simulation of bulk work.
+`bulk.py` checks it with real workers.
 
-    python benchmarks/simulate_cluster.py [--times FILE.json] [--workers 64] [--failures 1.0] [--check]
+    python benchmarks/simulate_cluster.py [--times FILE.json] [--workers 64] [--failures 1.0]
 
 A job has numbered portions. A command gives them to workers in their order; at most twice as many portions as there are
 workers are on their way. A worker that fails loses its portion, which begins again when another process is up. Used is
@@ -11,20 +12,15 @@ the sum of the times of all portions divided by workers x time of the job.
     --dispatch    seconds of the command for each portion: reading its rows and sending them
     --failures    per worker and hour
     --restart     seconds until a failed worker is replaced
-    --check       also runs portions that sleep, with 2 and with 4 workers, and compares
 """
 
 import argparse
 import heapq
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +61,6 @@ def used(times: Sequence[float], c: Cluster, rounds: int = 20) -> float:
     return sum(sum(times) / (c.workers * simulate(times, c, seed)) for seed in range(rounds)) / rounds
 
 
-def check(seconds: float, portions: int) -> list[dict[str, float]]:
-    """Simulated and real seconds of portions that sleep."""
-    from bulk import sleep_in_portions
-
-    found = []
-    for workers in (2, 4):
-        _, real = sleep_in_portions("local", portions, seconds, workers)
-        cluster = Cluster(workers=workers, latency=0.0, dispatch=0.0)
-        simulated = simulate([seconds] * portions, cluster)
-        found.append({"workers": workers, "real": real, "simulated": simulated, "difference": simulated / real - 1})
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--times", type=Path)
@@ -87,19 +70,15 @@ def main() -> None:
     parser.add_argument("--dispatch", type=float, default=0.02)
     parser.add_argument("--failures", type=float, default=1.0)
     parser.add_argument("--restart", type=float, default=15.0)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a portion of the check")
     a = parser.parse_args()
     draw = random.Random(0)
     measured = json.loads(a.times.read_text()) if a.times else [draw.uniform(8, 12) for _ in range(1000)]
     times = [draw.choice(measured) for _ in range(a.portions)]
     rest = {"latency": a.latency, "dispatch": a.dispatch, "failures": a.failures, "restart": a.restart}
-    results: dict[str, object] = {
+    results = {
         str(workers): round(used(times, Cluster(workers=workers, **rest)), 4)
         for workers in sorted({1, 2, 4, 8, 16, 32, a.workers})
     }
-    if a.check:
-        results["check"] = check(a.seconds, 24)
     print(json.dumps(results, indent=2))
 
 

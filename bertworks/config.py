@@ -14,8 +14,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from bertworks.errors import UsageError, as_path, check, expect, names_of
+from bertworks.errors import UsageError, check, expect, names_of
 from bertworks.io.atomic_write import read_small
+from bertworks.io.remote import as_path
 
 T = TypeVar("T")
 _LARGEST_RECIPE = 1 << 14  # bytes; those of bertworks have up to 2 kB

@@ -3,17 +3,13 @@
 Any other exception that reaches the command line is a bug.
 """
 
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
-from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
 _T = TypeVar("_T")
-SCHEMES = ("s3", "gs", "hf", "memory")  # of URLs that are read; all but hf:// are written, too
 
 
 class BertworksError(Exception):
@@ -68,36 +64,6 @@ def names_of(names: str | Iterable[str] | None) -> tuple[str, ...]:
     if names is None or isinstance(names, str):
         return () if names is None else (names,)
     return tuple(listed(names, "give one name, or a list", "name"))
-
-
-def url_of(path: object) -> str | None:
-    """A URL with both slashes, of which a Path keeps one; None: it is a path, or something else.
-
-    Raises:
-        UsageError: a URL that is not read.
-    """
-    match = re.match("([a-z][a-z0-9+.-]+):/+(?=[^/])", str(path)) if isinstance(path, str | PathLike) else None
-    if match and match[1] not in SCHEMES:
-        hint = f"copy the file to this machine and name that; or a URL with {', '.join(f'{s}://' for s in SCHEMES)}"
-        raise UsageError(f"{match[1]}:// is not read or written", where=str(path), hint=hint)
-    return f"{match[1]}://{str(path)[match.end() :]}" if match else None
-
-
-def as_path(path: str | PathLike[str], what: str = "path") -> Path:
-    """A path; that of a local copy of a URL. what: its name in the message.
-
-    Raises:
-        UsageError: it is something else, such as a list of paths; an output is a URL.
-        BertworksError: the URL cannot be read.
-    """
-    if not isinstance(path, str | PathLike):
-        raise UsageError(f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path")
-    if url := url_of(path):
-        hint = "write to the path that bertworks.published yields for this URL"
-        expect(not what.startswith("output"), "a URL is no output of a function", where=url, hint=hint)
-        # the module stands above this one, and is needed for URLs alone
-        return Path(import_module("bertworks.io.remote").fetched(url))
-    return Path(path)
 
 
 def some_names(names: Iterable[str], most: int = 8) -> str:

@@ -7,38 +7,45 @@
 
 import inspect
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
+from io import StringIO
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_args, get_type_hints
 
+from cyclopts import App
+from rich.console import Console
+
 import bertworks
+from bertworks.cli.main import make_app
 from bertworks.training.recipe import FinetuneRecipe, Recipe
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "Written by `make docs` from the code."
-COMMANDS = (
-    "", "check", "finetune", "predict", "evaluate", "evaluate task", "evaluate mlm", "evaluate blimp", "evaluate glue",
-    "evaluate squad", "evaluate sts", "evaluate retrieval", "evaluate probe", "explain", "embed", "index", "search",
-    "vocab", "prepare", "pretrain", "fill", "generate", "score", "serve", "export", "import", "convert", "push",
-    "doctor", "demo",
-)  # fmt: skip
 
 
 def commands() -> str:
     """The help of every command."""
     page = ["# Commands", NOTE, ""]
-    root = str(REFERENCE.parents[1])
-    environment = {"COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1", "PYTHONPATH": root}
-    for name in COMMANDS:
-        command = [sys.executable, "-m", "bertworks.cli.main", *name.split(), "--help"]
-        text = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-        lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
+    for name in ("", *names_of(make_app())):
+        text = StringIO()
+        console = Console(file=text, width=110, no_color=True, force_terminal=False)
+        make_app()([*name.split(), "--help"], console=console)
+        lines = "\n".join(line.rstrip() for line in text.getvalue().strip().splitlines())
         page += [f"## bertworks {name}".rstrip(), "```", lines, "```", ""]
     return "\n".join(page)
+
+
+def names_of(app: App, path: str = "") -> Iterator[str]:
+    """The names of all commands in the order of the help, those within others after them."""
+    for name in sorted((n for n in app if not n.startswith("-")), key=lambda n: position(app[n])):
+        yield f"{path}{name}"
+        yield from names_of(app[name], f"{path}{name} ")
+
+
+def position(app: App) -> tuple[Any, ...]:
+    return tuple(getattr(group, "sort_key", None) or 0 for group in app.group or ()), app.sort_key or 0
 
 
 def python() -> str:
@@ -68,7 +75,7 @@ def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
         signature = inspect.signature(value).replace(parameters=types)
     return [
         "```python",
-        re.sub(r"<function (\w+) at \w+>", r"\1", f"{name}{signature}").replace("bertworks.", ""),
+        re.sub(r"<function (\w+) at \w+>", r"\1", re.sub(r"bertworks\.|_local\.", "", f"{name}{signature}")),
         "```",
         "```text",
         inspect.cleandoc(value.__doc__ or ""),
@@ -143,7 +150,12 @@ def rows_of(table: type) -> Iterator[tuple[str, str, str, str]]:
         )
 
 
+def pages() -> dict[Path, str]:
+    """The content of each page."""
+    return {REFERENCE / f"{write.__name__}.md": write() for write in (commands, python, recipes)}
+
+
 if __name__ == "__main__":
     REFERENCE.mkdir(exist_ok=True)
-    for write in (commands, python, recipes):
-        (REFERENCE / f"{write.__name__}.md").write_text(write(), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")

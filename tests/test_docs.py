@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -116,3 +117,8 @@ def test_samples_have_the_task_of_the_table(heading: str, name: str, content: st
     schema, _ = infer_schema(reader)
     assert schema.task == TASKS[heading.lower().replace(" ", "-")]
     assert len(list(items(reader, schema))) >= 2
+
+
+def test_the_reference_is_that_of_the_code():
+    for path, text in run_path(str(DOCS / "write_reference.py"))["pages"]().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make docs`"

@@ -19,10 +19,10 @@ from tiny import write_corpus, write_recipe
 
 import bertworks
 from bertworks.cli.main import main
-from bertworks.errors import BertworksError, UsageError, as_path, url_of
+from bertworks.errors import BertworksError, UsageError
 from bertworks.io import remote
-from bertworks.io.atomic_write import write_text
-from bertworks.io.remote import MANIFEST, Storage, fetched, published
+from bertworks.io.atomic_write import local_path, url_of, write_text
+from bertworks.io.remote import MANIFEST, Storage, as_path, fetched, published
 from bertworks.runs import training_run
 
 ROWS = b"text,label\nThe film is good.,pos\nThe film is bad.,neg\n"
@@ -395,7 +395,7 @@ def test_what_is_no_url_of_ours_is_refused(memory: Any, monkeypatch: pytest.Monk
             as_path(url)
     for output in ("memory://b/nothing", Path("memory://b/nothing")):
         with pytest.raises(UsageError, match="a URL is no output of a function"):
-            as_path(output, "output")
+            local_path(output)
         with pytest.raises(UsageError, match="a URL is no output of a function"):
             write_text(output, "text")
     with pytest.raises(BertworksError, match="a whole bucket"), published("memory://bucket/"):

@@ -100,6 +100,9 @@ def imports(name: str) -> tuple[frozenset[str], frozenset[str]]:
                 f"{base}.{a.name}" if f"{base}.{a.name}".removeprefix("bertworks.") in MODULES else base
                 for a in node.names
             ]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module"):
+            names = [a.value for a in node.args if isinstance(a, ast.Constant)]
+            modules = [str(name) for name in names if str(name).startswith("bertworks.")]
         else:
             continue
         for module in modules:

@@ -24,8 +24,9 @@ from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_sharded, write_weights
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, read_task_json, task_from_settings, tasks_of
-from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
-from bertworks.io.atomic_write import sha256, write_text
+from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.io.atomic_write import local_path, sha256, write_text
+from bertworks.io.remote import as_path
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
@@ -168,7 +169,7 @@ def save_model(
     Raises:
         BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
     """
-    folder = as_path(folder, "output")
+    folder = local_path(folder)
     theirs = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)

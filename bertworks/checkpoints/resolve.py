@@ -14,8 +14,9 @@ from pathlib import Path
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import packaged_table
-from bertworks.errors import BertworksError, as_path, one_line, quoted, require
+from bertworks.errors import BertworksError, one_line, quoted, require
 from bertworks.io.atomic_write import sha256
+from bertworks.io.remote import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _MINILM = "minilm"

@@ -42,8 +42,9 @@ from typing import Annotated, Any, Literal, TextIO
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from bertworks.errors import UsageError, url_of
+from bertworks.errors import UsageError
 from bertworks.events import Event
+from bertworks.io.atomic_write import url_of
 from bertworks.io.processes import Bulk
 from bertworks.io.remote import published, shown
 from bertworks.io.tables import ReadOptions

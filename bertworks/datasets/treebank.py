@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.errors import BertworksError, as_path, require, some_names
+from bertworks.errors import BertworksError, require, some_names
+from bertworks.io.remote import as_path
 
 _DEV = {"dev", "devel", "development", "valid", "validation", "val"}
 _PARTS = {"train": {"train", "training"}, "dev": _DEV, "test": {"test", "testing"}}  # words in the names of files

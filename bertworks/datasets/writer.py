@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertworks.datasets.reader import RowReader
-from bertworks.errors import BertworksError, UsageError, as_path, expect
-from bertworks.io.atomic_write import replacing
+from bertworks.errors import BertworksError, UsageError, expect
+from bertworks.io.atomic_write import local_path, replacing
 from bertworks.io.tables import as_json
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 
@@ -86,7 +86,7 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     """
     if str(path) == "-":
         return "csv"
-    name = str(as_path(path, "output")).lower()
+    name = str(local_path(path)).lower()
     kind = FORMATS.get(format_suffix(name))
     if kind is None or kind == "text" or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         left_out = ("text", "conll") if vectors else ("text",)
@@ -100,7 +100,7 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
 
 def refuse_same(reader: RowReader, output: str | Path) -> None:
     """Raises UsageError if the output is the input file."""
-    path = as_path(output, "output").expanduser()
+    path = local_path(output).expanduser()
     if str(output) != "-" and path.exists() and path.samefile(reader.path):
         raise UsageError("this is the input file", where=str(output), hint="-o ANOTHER-FILE")
 

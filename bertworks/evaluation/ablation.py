@@ -21,10 +21,10 @@ import numpy as np
 from bertworks.checkpoints.model_card import render_table
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
-from bertworks.errors import UsageError, as_path, expect, names_of, require
+from bertworks.errors import UsageError, expect, names_of, require
 from bertworks.evaluation.measures import MEASURES, Arm, finetuning_request
 from bertworks.events import Event, forward_events
-from bertworks.io.atomic_write import refuse_nested, write_json, write_text
+from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
 from bertworks.io.tables import sources_of
 from bertworks.metrics.intervals import SAMPLES, interval_of_mean
 from bertworks.reports import svg
@@ -193,7 +193,7 @@ def evaluate_ablation(
         BertworksError: text or labelled data is missing. Otherwise as `pretrain` and `finetune`.
     """
     text = read_recipe_text(name, "ablation", PACKAGED)
-    ablation, output = parse_as(Ablation, text, name), as_path(output, "output folder")
+    ablation, output = parse_as(Ablation, text, name), local_path(output, "output folder")
     sources = [absolute(one) for one in sources_of([inputs] if isinstance(inputs, str | Path) else inputs)]
     work = _Work(ablation, sources, None if data is None else absolute(data), output, device)
     factor = work.check(ablation.seeds if seeds is None else seeds, steps, scale)

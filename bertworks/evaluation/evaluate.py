@@ -29,7 +29,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError, as_path, expect, names_of, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
 from bertworks.events import Event, no_notes, printable
 from bertworks.inference.detect import load_with_generator
@@ -41,6 +41,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.inference.task_metrics import bounded, compute_metrics, task_results
 from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.processes import Bulk
+from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad

@@ -15,12 +15,13 @@ from bertworks.checkpoints.model_card import render_table
 from bertworks.config import packaged_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
-from bertworks.errors import BertworksError, as_path, expect, names_of, require
+from bertworks.errors import BertworksError, expect, names_of, require
 from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.task_metrics import row_sums
-from bertworks.io.atomic_write import write_json, write_text
+from bertworks.io.atomic_write import local_path, write_json, write_text
+from bertworks.io.remote import as_path
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import Interval, resampled
@@ -162,7 +163,7 @@ def evaluate_glue(
         BertworksError: the folder has no task, or lacks a named one.
     """
     options = {k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")}
-    output, tasks, known = as_path(output, "output"), names_of(tasks), [task.name for task in GLUE]
+    output, tasks, known = local_path(output), names_of(tasks), [task.name for task in GLUE]
     present = {task.name: task for task in find_glue_tasks(data)}
     for name in tasks:
         expect(name in known, f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")

@@ -15,11 +15,11 @@ import torch
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.features import shortened
 from bertworks.datasets.treebank import Treebank, TreeSentence, read_treebank
-from bertworks.errors import as_path, expect, require
+from bertworks.errors import expect, require
 from bertworks.events import Event, printable
 from bertworks.inference import word_states
 from bertworks.inference.engine import LazyModel, open_model, prepared_encoder
-from bertworks.io.atomic_write import refuse_not_empty, write_json, write_text
+from bertworks.io.atomic_write import local_path, refuse_not_empty, write_json, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import RowSums, difference, mean_of_runs
 from bertworks.metrics.trees import LONGEST, SHORTEST, GoldTree, tree_metrics
@@ -83,7 +83,7 @@ def evaluate_probe(
             a token; no room on the disk.
     """
     if output is not None:
-        refuse_not_empty(as_path(output, "output").expanduser())
+        refuse_not_empty(local_path(output).expanduser())
     for name, value, least in (("rank", rank, 0), ("epochs", epochs, 1), ("sample", sample, 0), ("seeds", seeds, 1)):
         expect(value >= least, f"{name} is {value}: expected {least} or more")
     bank = read_treebank(data)
@@ -103,7 +103,7 @@ def evaluate_probe(
     yield from _figures(source, work, result)
     text = probe_table(result)
     if output is not None:
-        folder = as_path(output, "output").expanduser()
+        folder = local_path(output).expanduser()
         write_json(folder / "probe.json", result)
         write_text(folder / "probe.html", probe_page(result))
         text += f"\nwritten to {output}/probe.html"

@@ -20,11 +20,12 @@ from torch import Tensor
 from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
-from bertworks.errors import BertworksError, as_path, expect, require
+from bertworks.errors import BertworksError, expect, require
 from bertworks.events import Event
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import AT_ONCE
+from bertworks.io.remote import as_path
 from bertworks.io.tables import ReadOptions, as_text
 from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.metrics.intervals import wilson_interval

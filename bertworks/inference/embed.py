@@ -23,12 +23,12 @@ from bertworks.datasets.infer_schema import holds_codes, study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, names_of, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, listed, names_of, quoted, require
 from bertworks.events import Event
 from bertworks.inference import predict
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
 from bertworks.inference.predictor import copy_files
-from bertworks.io.atomic_write import refuse_not_empty
+from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.binary_files import write_npy
 from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk
@@ -192,7 +192,7 @@ class Embedder:
             UsageError: the folder is not empty.
             BertworksError: sentence-transformers lacks this pooling.
         """
-        refuse_not_empty(as_path(folder, "output"))
+        refuse_not_empty(local_path(folder))
         self.settings.save(Path(folder), self.dimension)
         copy_files(self.folder, Path(folder))
 

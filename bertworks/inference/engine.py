@@ -22,10 +22,11 @@ from bertworks.batching.masking import Example
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.errors import BertworksError, UsageError, as_path, expect, one_line, optional_import, require
+from bertworks.errors import BertworksError, UsageError, expect, one_line, optional_import, require
 from bertworks.inference.decoding import Logits
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.binary_files import read_protobuf
+from bertworks.io.remote import as_path
 from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool

@@ -22,11 +22,11 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
 from bertworks.datasets.values import answers_of
-from bertworks.errors import as_path, expect, listed, optional_import, some_names
+from bertworks.errors import expect, listed, optional_import, some_names
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
-from bertworks.io.atomic_write import refuse_not_empty
+from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows
 from bertworks.models.encoder import Encoder
@@ -271,7 +271,7 @@ class Predictor:
         Raises:
             UsageError: the folder is not empty.
         """
-        refuse_not_empty(as_path(folder, "output"))
+        refuse_not_empty(local_path(folder))
         copy_files(self.folder, Path(folder))
 
 

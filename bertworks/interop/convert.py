@@ -18,11 +18,12 @@ from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_mod
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, as_path, expect, require, some_names
+from bertworks.errors import BertworksError, expect, require, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import copy_files
-from bertworks.io.atomic_write import refuse_not_empty, replacing_folder
+from bertworks.io.atomic_write import local_path, refuse_not_empty, replacing_folder
+from bertworks.io.remote import as_path
 
 _READ = (*NETWORK_FILES, TASK_FILE)  # files that are read, or that repeat what is in those
 _HEADS = {"classifier", "span", "recurrent"}
@@ -67,7 +68,7 @@ def convert(source: str | Path, output: str | Path, *, language: str = "") -> It
         expect(not language, "checkpoints of Google's have no languages", where=source)
         yield from import_checkpoint(source, output)
         return
-    refuse_not_empty(as_path(output, "output"))
+    refuse_not_empty(local_path(output))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
     yield from _write(name, Path(output), _read_folder(ModelFolder(resolve_model(source), language)))
 
@@ -90,7 +91,7 @@ def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any
     if prefix is None:
         hint = "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert"
         raise BertworksError("no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint)
-    refuse_not_empty(as_path(output, "output"))
+    refuse_not_empty(local_path(output))
     model, notes = load_checkpoint(prefix, **options)
     yield from _write(prefix.name, Path(output), _with_head(model, notes))
 

@@ -24,14 +24,21 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
-from bertworks.errors import BertworksError, UsageError, as_path, expect, optional_import, require
+from bertworks.errors import BertworksError, UsageError, expect, optional_import, require
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, INPUTS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor, copy_files
 from bertworks.inference.task_metrics import format_metrics
-from bertworks.io.atomic_write import refuse_not_empty, remove_leftovers, replacing_folder, write_json, write_text
+from bertworks.io.atomic_write import (
+    local_path,
+    refuse_not_empty,
+    remove_leftovers,
+    replacing_folder,
+    write_json,
+    write_text,
+)
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder
 from bertworks.training.objectives import PretrainingModel
@@ -238,7 +245,7 @@ def export(
         BertworksError: no such model, or an unsupported one; the file differs from the model; onnx or onnxruntime is
             not installed.
     """
-    target = as_path(output, "output")
+    target = local_path(output)
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
         raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")

@@ -10,8 +10,9 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
-from bertworks.errors import BertworksError, UsageError, as_path, expect, one_line, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, one_line, quoted, require
 from bertworks.events import Event
+from bertworks.io.remote import as_path
 
 _CARD = "README.md"
 _LONGEST_CARD = 1 << 20  # bytes

@@ -20,15 +20,17 @@ import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bertworks.errors import BertworksError, UsageError, as_path, expect, explain_os_errors, require
+from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, require
 from bertworks.io.processes import read_system_file
 
+SCHEMES = ("s3", "gs", "hf", "memory")  # of URLs that are read; all but hf:// are written, too
 _COUNTER = itertools.count()
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
@@ -38,6 +40,32 @@ _MAX_NAME_BYTES = 100  # of a name, kept in the name of its temporary sibling; f
 _LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
 _AT_CURRENT_FOLDER = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
+
+
+def url_of(path: object) -> str | None:
+    """A URL with both slashes, of which a Path keeps one; None: it is a path, or something else.
+
+    Raises:
+        UsageError: a URL that is not read.
+    """
+    match = re.match("([a-z][a-z0-9+.-]+):/+(?=[^/])", str(path)) if isinstance(path, str | PathLike) else None
+    if match and match[1] not in SCHEMES:
+        hint = f"copy the file to this machine and name that; or a URL with {', '.join(f'{s}://' for s in SCHEMES)}"
+        raise UsageError(f"{match[1]}:// is not read or written", where=str(path), hint=hint)
+    return f"{match[1]}://{str(path)[match.end() :]}" if match else None
+
+
+def local_path(path: str | PathLike[str], what: str = "output") -> Path:
+    """A path on this machine. what: its name in the message.
+
+    Raises:
+        UsageError: it is a URL, or something else, such as a list of paths.
+    """
+    if not isinstance(path, str | PathLike):
+        raise UsageError(f"expected one {what}, not {path!r:.60}", hint=f"give one {what} as a string or a Path")
+    hint = "write to the path that bertworks.published yields for this URL"
+    expect(not (url := url_of(path)), "a URL is no output of a function", where=url, hint=hint)
+    return Path(path)
 
 
 def read_small(path: Path, limit: int) -> bytes:
@@ -215,7 +243,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
     """
-    target = Path(os.path.realpath(as_path(path, "output")))
+    target = Path(os.path.realpath(local_path(path)))
     temporary = temporary_sibling(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

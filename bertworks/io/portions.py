@@ -22,12 +22,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertworks import __version__
-from bertworks.errors import as_path, expect, explain_os_errors, quoted, require, some_names
+from bertworks.errors import expect, explain_os_errors, quoted, require, some_names
 from bertworks.events import Event
 from bertworks.io.atomic_write import (
     folder_lock,
     fsync,
     hidden_sibling,
+    local_path,
     remove,
     remove_leftovers,
     temporary_sibling,
@@ -63,7 +64,7 @@ class Portions:
         threads: int = 1, gpus: int = 0,
     ):  # fmt: skip
         expect(not bulk or str(output) != "-", "portions are next to the output, which needs a name", hint="-o FILE")
-        target = as_path(output, "output").expanduser().absolute()
+        target = local_path(output).expanduser().absolute()
         self.folder = target.with_name(f"{target.name}.parts") if bulk else hidden_sibling(target, ".portions")
         self.output, self.bulk = str(output), bulk
         self._job = json.loads(json.dumps({"version": __version__, **identity}))

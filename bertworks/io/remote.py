@@ -1,6 +1,6 @@
 """Files and folders under s3://, gs://, hf:// and memory://, as local copies. The rest of the package knows only paths.
 
-- `fetched`: a file, a folder or a glob is copied to a cache, once per version and machine; `errors.as_path` calls it
+- `as_path`: what a URL names, a file, a folder or a glob, is copied to a cache, once per version and machine
 - `published`: an output is written to a local working copy, then uploaded; checkpoints are uploaded while a run trains
 
 The last object of a folder is upload.json: names, sizes and sha256 of all others. Without it the folder is not finished
@@ -18,16 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from operator import itemgetter
+from os import PathLike
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 from filelock import FileLock
 
-from bertworks.errors import SCHEMES, BertworksError, optional_import, require
+from bertworks.errors import BertworksError, optional_import, require
 from bertworks.events import no_notes
 from bertworks.io import atomic_write
-from bertworks.io.atomic_write import remove, sha256
+from bertworks.io.atomic_write import SCHEMES, local_path, remove, sha256, url_of
 
 MANIFEST, CLAIM = "upload.json", ".upload"
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before an operation that failed is tried again
@@ -49,6 +50,16 @@ def cache_folder() -> Path:
 def shown(text: str) -> str:
     """A text with URLs in place of their local copies."""
     return re.sub(rf"{re.escape(str(cache_folder()))}/(?:[0-9a-f]{{32}}|work)/({'|'.join(SCHEMES)})/", r"\1://", text)
+
+
+def as_path(path: str | PathLike[str], what: str = "path") -> Path:
+    """The path of an input; that of a local copy of a URL. what: its name in the message.
+
+    Raises:
+        UsageError: it is something else, such as a list of paths.
+        BertworksError: the URL cannot be read.
+    """
+    return fetched(url) if (url := url_of(path)) else local_path(path, what)
 
 
 class Storage:

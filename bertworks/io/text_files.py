@@ -28,7 +28,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import IO, Any, Literal
 
-from bertworks.errors import BertworksError, UsageError, as_path, expect, explain_os_errors, quoted
+from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, quoted
+from bertworks.io.remote import as_path
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat

@@ -20,12 +20,14 @@ import torch
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
-from bertworks.errors import BertworksError, UsageError, as_path, expect, listed, quoted, url_of
+from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, in_bulk, normalized, reading_note, row_text, text_columns
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
+from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.processes import Bulk
+from bertworks.io.remote import as_path
 from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, first_rows, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
@@ -93,7 +95,7 @@ class Index(Documents):
         Raises:
             UsageError: the folder is not empty, or there is no stemmer for the language.
         """
-        refuse_documents(as_path(folder, "output"))  # before the model is read
+        refuse_documents(local_path(folder))  # before the model is read
         words = words_state(language)
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) or url_of(model) else str(Path(model).resolve())
@@ -330,7 +332,7 @@ def index_file(
     Raises:
         BertworksError, UsageError: no such model, language or column; a row without id; an index of another model.
     """
-    folder, reader = as_path(folder, "output"), RowReader(documents, read)
+    folder, reader = local_path(folder), RowReader(documents, read)
     columns, title = _document_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     settings = {"pooling": pooling, "max_length": max_length, "language": language}

@@ -24,7 +24,8 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, ReadOptions, stored
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe

@@ -24,13 +24,14 @@ from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import UsageError, as_path, expect, names_of, quoted
+from bertworks.errors import UsageError, expect, names_of, quoted
 from bertworks.events import Event, duration, forward_events, show_progress
 from bertworks.inference import task_metrics
 from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import refuse_nested, write_json, write_text
+from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
+from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
@@ -97,7 +98,7 @@ def finetuning(
         make_job: from the device, the recipe of a run that is resumed, or None, and the number of processes.
         train: trains; the first process gets the end.
     """
-    output, device_ = as_path(output, "output folder"), choose_device(device)
+    output, device_ = local_path(output, "output folder"), choose_device(device)
     with training_processes(device_) as processes:
         refuse_nested(output, paths)
         if not processes.first:

@@ -20,12 +20,13 @@ from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model, w
 from bertworks.checkpoints.resolve import joint_tasks, resolve_model
 from bertworks.checkpoints.task_config import TaskConfig, check_same_task, task_settings
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import UsageError, as_path
+from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.inference.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.io.atomic_write import sha256
+from bertworks.io.remote import as_path
 from bertworks.io.tables import ReadOptions, StoredRows
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import meta_device_init, num_lstm_parameters

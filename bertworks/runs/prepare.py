@@ -11,11 +11,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError, as_path, expect, quoted, require
+from bertworks.errors import BertworksError, expect, quoted, require
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk
+from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, sources_of
 from bertworks.io.text_files import open_lines
 from bertworks.text.corpus import CorpusReader, Documents

@@ -20,9 +20,10 @@ from bertworks.checkpoints.hf_mapping import can_hold, check_representable, num_
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError, as_path, expect, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.events import Event, duration, forward_events, no_notes
-from bertworks.io.atomic_write import refuse_nested, write_text
+from bertworks.io.atomic_write import local_path, refuse_nested, write_text
+from bertworks.io.remote import as_path
 from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_pairs
@@ -124,7 +125,7 @@ def pretrain(
     """
     request = make_request(**{name: value for name, value in locals().items() if name in Request.__dataclass_fields__})
     begin = time.perf_counter()
-    output, where, content = as_path(output, "output folder"), choose_device(device), request.content()
+    output, where, content = local_path(output, "output folder"), choose_device(device), request.content()
     with training_processes(where) as processes, ExitStack() as stack:
         paths = [one for one in request.inputs if isinstance(one, str)]
         refuse_nested(output, filter(None, (*paths, request.tokenizer, request.init, request.teacher)), paths)

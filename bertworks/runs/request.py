@@ -10,8 +10,9 @@ from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder, weights_sha256
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.errors import UsageError, as_path, expect, names_of
+from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
+from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.runs.prepare import read_pairs, read_text
 from bertworks.runs.pretrain_job import PretrainJob, Text

@@ -13,10 +13,10 @@ import numpy as np
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import parse_overrides
-from bertworks.errors import UsageError, as_path, expect, names_of
+from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event
 from bertworks.inference.task_metrics import NAMES, bounded, format_score
-from bertworks.io.atomic_write import refuse_nested, replacing, write_json, write_text
+from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
 from bertworks.runs.finetune_job import FinetuneRequest
@@ -78,7 +78,7 @@ def run_trials(
     if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         what = f"several fine-tunings run one after the other, in one process, and there are {count} processes"
         raise UsageError(what, hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1")
-    output = as_path(output, "output folder")
+    output = local_path(output, "output folder")
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     request = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)

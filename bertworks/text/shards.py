@@ -26,10 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.config import NotNegative, Settings, build
-from bertworks.errors import BertworksError, UsageError, as_path, check, quoted, require, some_names
-from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
+from bertworks.errors import BertworksError, UsageError, check, quoted, require, some_names
+from bertworks.io.atomic_write import folder_lock, local_path, read_small, remove, remove_leftovers, write_json
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.io.processes import in_processes
+from bertworks.io.remote import as_path
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.file_groups import parts_of
 from bertworks.text.shard_writer import DATA_FILES, join_parts, part_path, token_dtype
@@ -215,7 +216,7 @@ def write_shards(
         BertworksError: the folder holds something else or is in use, the disk is full, a worker died, input files
             changed meanwhile, or there is no text.
     """
-    folder = as_path(folder, "output")
+    folder = local_path(folder)
     settings = _settings(reader, tokenizer)
     busy = "another process is writing to this folder"
     with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):

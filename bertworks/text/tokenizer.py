@@ -33,10 +33,11 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, UsageError, as_path, expect, several
-from bertworks.io.atomic_write import write_bytes, write_json, write_text
+from bertworks.errors import BertworksError, UsageError, expect, several
+from bertworks.io.atomic_write import local_path, write_bytes, write_json, write_text
 from bertworks.io.binary_files import json_sha256
 from bertworks.io.processes import chunk_by_size
+from bertworks.io.remote import as_path
 from bertworks.text import tokenizer_pipeline
 from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, check_description, count_cased, read_folder, read_vocabulary
 from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, ShortText, guarded
@@ -211,7 +212,7 @@ class Tokenizer:
         Raises:
             BertworksError: the folder cannot be written, or the disk is full.
         """
-        folder = as_path(folder, "output")
+        folder = local_path(folder)
         is_word_piece = self._description["model"]["type"] == "WordPiece"
         special = [self.tokens[number] for number in sorted(self.special_ids)]
         others = [token for token in special if token not in self.special_tokens.values()]
