@@ -832,6 +832,16 @@ def test_an_estimate_writes_nothing(shards: Path, tmp_path: Path, monkeypatch: p
     assert json.loads(json.dumps(figures.as_dict()))["steps"] == 40
 
 
+def test_the_estimate_of_roberta_has_no_generator(shards: Path):
+    small = ["encoder.num_hidden_layers=1", "encoder.hidden_size=48", "vocabulary.size=1000"]
+    text = write_corpus(shards.parent / "more.jsonl", 30)
+    figures = estimate([text], recipe="roberta-base", overrides=small, device="cpu")
+    encoder = replace(load_recipe("roberta-base", small).encoder, vocab_size=1000)
+    # the two unused rows of the position table are in its files, and are not trained
+    assert figures.trained == figures.parameters == encoder.num_parameters("lm_head") + 2 * 48
+    assert f"parameters   {figures.parameters:,}\n" in str(figures)
+
+
 def _encoder(recipe: Path) -> Any:
     return replace(load_recipe(str(recipe)).encoder, vocab_size=300)
 

@@ -180,7 +180,9 @@ def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **opt
     if request.budget:
         seconds = seconds_of(request.budget) * (1 - RESERVE)
         resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(request.overrides))
-    train, parameters, trained = resolved.train, _num_parameters(resolved), num_trained(resolved)
+    train, parameters = resolved.train, _num_parameters(resolved)
+    generator = num_trained(resolved) - resolved.encoder.num_parameters(*heads_of(resolved.weights))
+    trained = parameters + generator
     seconds = sum(phase.num_steps * cost for phase, cost in zip(train.phases, measured.step_seconds, strict=True))
     ids = 0 if request.is_shards else draft.tokens
     disk = 4 * trained * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
