@@ -112,8 +112,19 @@ def test_it_continues_and_scores_as_transformers_does(ltr: Path) -> None:
     assert score["measure"] == "log_likelihood"
     (continuation,) = loaded.generate(["the film was in Oslo"], max_tokens=8, temperature=0)
     assert continuation["ids"] == ids[-8:]
+    assert continuation["finish_reason"] == "max_tokens"
     with pytest.raises(BertworksError, match="reads from left to right"):
         loaded.fill(["the [MASK]"])
+
+
+def test_a_continuation_ends_at_the_token_after_a_text(ltr: Path, tmp_path: Path) -> None:
+    theirs, tokenizer = transformers.BertLMHeadModel.from_pretrained(ltr), load_model(ltr).tokenizer
+    with torch.no_grad():
+        theirs.cls.predictions.bias[tokenizer.sep_id] += 100.0
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path, has_types=True)
+    (continuation,) = bertworks.generate(tmp_path, ["the film was in Oslo"], device="cpu")
+    assert (continuation["ids"], continuation["finish_reason"]) == ([], "end_token")
 
 
 def test_a_pooler_of_transformers_is_kept_and_not_used(ltr: Path, tmp_path: Path) -> None:

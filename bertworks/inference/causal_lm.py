@@ -111,14 +111,15 @@ class CausalModel:
 
 
 def _end_ids(source: LazyModel) -> list[int]:
-    """The tokens that end a text: by config.json, else by tokenizer_config.json; [] if neither names one."""
+    """The tokens that end a text: by config.json, else by tokenizer_config.json, else the one that the template puts
+    after a text, as BERT's [SEP]; [] without any."""
     given = source.settings.get("eos_token_id")
     path = source.within / "tokenizer_config.json"
     if given is None and path.exists():
         token = read_json(path).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         given = source.tokenizer.tokens.index(token) if token in source.tokenizer.tokens else None
-    given = [] if given is None else given if isinstance(given, list) else [given]
+    given = list(source.tokenizer.template.suffix[:1]) if given is None else given if isinstance(given, list) else [given]
     return [number for number in given if type(number) is int and 0 <= number < source.tokenizer.vocab_size]
 
 
