@@ -258,7 +258,7 @@ def test_models_in_memory_by_name(model: Path) -> None:
 def test_a_model_of_several_tasks_needs_the_name_of_one(joint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BertworksError, match="several tasks: pairs, people, reviews, topics") as refusal:
         resolve_model(joint)
-    assert refusal.value.hint == f"--task pairs; or name its folder: {joint / 'tasks/pairs'}"
+    assert refusal.value.hint == f"name the folder of one: {joint / 'tasks/pairs'}"
     with pytest.raises(BertworksError, match="no task 'x': the model has pairs, people"):
         bw.task_folder(joint, "x")
     with pytest.raises(BertworksError, match="not fine-tuned jointly"):

@@ -109,7 +109,7 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
             return found
         folder = folder.expanduser()
         if tasks := joint_tasks(folder):
-            hint = f"--task {next(iter(tasks))}; or name its folder: {quoted(next(iter(tasks.values())))}"
+            hint = f"name the folder of one: {quoted(next(iter(tasks.values())))}"
             raise BertworksError(f"the model has several tasks: {', '.join(tasks)}", where=name, hint=hint)
         if folder.is_dir():
             return folder

@@ -119,8 +119,10 @@ def _end_ids(source: LazyModel) -> list[int]:
         token = read_json(path).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         given = source.tokenizer.tokens.index(token) if token in source.tokenizer.tokens else None
-    given = list(source.tokenizer.template.suffix[:1]) if given is None else given if isinstance(given, list) else [given]
-    return [number for number in given if type(number) is int and 0 <= number < source.tokenizer.vocab_size]
+    if given is None:
+        given = list(source.tokenizer.template.suffix[:1])
+    numbers = given if isinstance(given, list) else [given]
+    return [number for number in numbers if type(number) is int and 0 <= number < source.tokenizer.vocab_size]
 
 
 def mark_texts(model: Model) -> Model:
