@@ -2175,6 +2175,15 @@ def test_networks_and_heads_that_albert_has_no_place_for(shell: Shell, text: Pat
     assert json.loads(Path("out/config.json").read_text())["architectures"] == ["AlbertForPreTraining"]
 
 
+@says("add -o MODEL; or --estimate, which writes nothing")
+def test_pretrain_needs_an_output_or_estimates(shell: Shell, text: Path) -> None:
+    words = ["pretrain", text, "--recipe", "bert-tiny", "--budget", "3m"]
+    shell.shows(shell.fails(*words), "add -o MODEL; or --estimate, which writes nothing")
+    before = sorted(Path().rglob("*"))
+    assert "parameters" in shell.works(*words, "--estimate")
+    assert sorted(Path().rglob("*")) == before
+
+
 @says("{}. Use --budget {}m, for {} steps{}", "; or --recipe {}: a smaller model is then chosen for the time")
 def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(recipe: Any, *_: object) -> Measurement:

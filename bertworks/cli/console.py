@@ -70,6 +70,7 @@ Repeatable = Annotated[list[str] | None, Parameter(negative="")]  # an option th
 Inputs = Annotated[list[str], stdin_or()]
 TopK = Annotated[int, at_least(1, ["--top-k", "-k"])]
 Output = Annotated[Path, output_file(help="The output folder.")]
+OutputOrEstimate = Annotated[Path | None, output_file(help="The output folder; not needed for an estimate.")]
 OutputFile = Annotated[Path | None, output_file(help="The output file.")]
 JointTask = Annotated[str | None, Parameter("--task", help="The task of a joint fine-tuning: finetune --joint.")]
 

@@ -24,7 +24,7 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Group, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError
 
 from bertworks import __version__
 from bertworks.cli import console, evaluation, inference, models, training
@@ -171,7 +171,8 @@ def _report(error: BaseException, words: list[str]) -> int:
         chain = list(error.command_chain or ())
         option = _meant_option(chain, error) if isinstance(error, UnknownOptionError) else None
         more = f"{option}; or see " if option else ""
-        say(f"error: {error}\n  hint: {more}{' '.join(['bertworks', *chain])} --help")
+        what = _what_is_missing(error) if isinstance(error, MissingArgumentError) else str(error)
+        say(f"error: {what}\n  hint: {more}{' '.join(['bertworks', *chain])} --help")
         return 2
     if isinstance(error, KeyboardInterrupt | SystemExit):
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.code
@@ -190,6 +191,15 @@ def _report(error: BaseException, words: list[str]) -> int:
     command = " ".join("-" if word == STDIN else quoted(word) for word in words)
     say(f"  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {command}")
     return 1
+
+
+def _what_is_missing(error: MissingArgumentError) -> str:
+    """The parser says of what was not typed at all that it "requires an argument"."""
+    argument, chain = error.argument, " ".join(error.command_chain or ())
+    if argument is None or error.keyword is not None or argument.tokens or error.unused_tokens:
+        return str(error)
+    short = "".join(f" ({name})" for name in argument.names if name != argument.name)
+    return f"{chain} needs {argument.name}{short}"
 
 
 def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:

@@ -12,7 +12,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.config import add_overrides
 from bertworks.datasets.values import names_of
-from bertworks.errors import expect
+from bertworks.errors import UsageError, expect
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.processes import Bulk
@@ -87,7 +87,7 @@ def pretrain(
     inputs: console.Inputs,
     /,
     *,
-    output: console.Output,
+    output: console.OutputOrEstimate = None,
     recipe: str | None = None,
     settings: console.Settings = None,
     budget: str | None = None,
@@ -130,18 +130,18 @@ def pretrain(
 
     Examples:
         bertworks pretrain corpus.txt -o MODEL --budget 30m
-        bertworks pretrain SHARDS -o MODEL --recipe bert-base --estimate
+        bertworks pretrain SHARDS --recipe bert-base --estimate
     """
-    rate = {"optimizer.learning_rate": learning_rate}
     request: dict[str, Any] = {
-        "recipe": recipe, "overrides": add_overrides(settings or [], rate), "budget": budget, "tokenizer": tokenizer,
-        "init": init, "extend_vocabulary": extend_vocabulary, "teacher": teacher, "languages": language or (),
-        "parallel": parallel or (), "device": device, "seed": seed,
-        "precision": None if precision == "auto" else precision, **vars(raw),
+        "overrides": add_overrides(settings or [], {"optimizer.learning_rate": learning_rate}),
+        "recipe": recipe, "budget": budget, "tokenizer": tokenizer, "init": init, "teacher": teacher,
+        "extend_vocabulary": extend_vocabulary, "languages": language or (), "parallel": parallel or (), "seed": seed,
+        "device": device, "precision": None if precision == "auto" else precision, **vars(raw),
     }  # fmt: skip
     if estimate:
-        result = bw.estimate(inputs, **request)
-        return result.as_dict(), str(result)
+        return (result := bw.estimate(inputs, **request)).as_dict(), str(result)
+    if output is None:
+        raise UsageError("pretrain needs an output folder", hint="add -o MODEL; or --estimate, which writes nothing")
     return bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request)
 
 
