@@ -297,7 +297,7 @@ def test_attention_maps_are_those_of_transformers():
     ({"position_embedding_type": "sinusoidal"}, "position_embedding_type 'sinusoidal': expected 'learned'"),
     ({"embedding_norm": False}, "with encoder.embedding_norm False: expected True"),
     ({"direction": "right_to_left"}, "with encoder.direction 'right_to_left'"),
-    ({"embedding_size": 8}, "with encoder.embedding_size 8: expected 24"),
+    ({"embedding_size": 32}, "with encoder.embedding_size 32: expected 24"),
 ])  # fmt: skip
 def test_local_attention_needs_a_learned_position_table(fields: dict, message: str):
     train = TrainConfig(phases=(Phase(num_steps=1, batch_size=1, sequence_length=64),))

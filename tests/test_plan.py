@@ -101,7 +101,7 @@ def test_albert_keeps_its_family_at_every_size(exponent: int):
     assert (c.num_hidden_layers, c.hidden_size) == (bert.num_hidden_layers, bert.hidden_size)
     assert c.embedding_size == min(128, c.hidden_size // 2)
     assert list(recipe.weights) == ["masked_lm", "sentence_order"]
-    assert (recipe.vocabulary.algorithm, recipe.initialization) == ("unigram", "published")
+    assert (recipe.vocabulary.algorithm, recipe.initialization) == ("unigram", "neighbours")
     check_representable(replace(c, vocab_size=8000), 0)
     assert recipe.title.startswith("ALBERT-")
 
@@ -123,6 +123,7 @@ def test_electra_keeps_its_family_at_every_size(exponent: int):
     assert (recipe.masking.mask, recipe.masking.random, recipe.masking.max_predictions) == (0.85, 0, 0)
     assert recipe.sampling.format == "one_segment"
     assert (recipe.train, recipe.generator_size) == (bert.train, 0.25)
+    assert recipe.initialization == "neighbours"
     c, other = recipe.encoder, bert.encoder
     check_representable(c, 0)
     assert can_hold(c, heads_of(recipe.weights))

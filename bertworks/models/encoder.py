@@ -398,7 +398,8 @@ def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
 
     From random weights, a small BERT needs thousands of steps to use context (in the spirit of Trockman and Kolter
     2023, "Mimetic initialization of self-attention layers"). The position table should not be trained then: rows beyond
-    the length of most sequences would stay behind while the others move (docs/experiments).
+    the length of most sequences would stay behind while the others move (docs/experiments). A projection of narrow
+    embeddings starts orthogonal, so that its transpose brings the positions back to queries and keys.
     """
     position = encoder.embeddings.position
     assert position is not None, "`Recipe` refuses other configurations"
@@ -410,13 +411,13 @@ def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
     deviation = encoder.embeddings.token.weight.std()
     table[:, : 2 * half] = torch.cat([angles.sin(), angles.cos()], 1) * deviation * 2**0.5
 
-    attention = cast(Block, encoder.blocks[0]).attention
-    hidden, size = table.shape[1], table.shape[1] // attention.num_heads
-    pairs = size // 2
+    attention, projection = cast(Block, encoder.blocks[0]).attention, encoder.embeddings.projection
+    heads, hidden = attention.num_heads, encoder.config.hidden_size
+    size, pairs = hidden // heads, hidden // heads // 2
     used = torch.linspace(0, max(half // 2 - 1, 0), pairs).round().long()  # the faster half: near places differ most
     rows = torch.arange(pairs)
-    queries, keys, _ = attention.qkv.weight.view(3, attention.num_heads, size, hidden)
-    for query, key, shift in zip(queries, keys, SHIFTS, strict=False):
+    added = torch.zeros(2, heads, size, table.shape[1])  # to the weights of queries and keys, which read the embeddings
+    for query, key, shift in zip(*added, SHIFTS, strict=False):
         cosine, sine = (gain * f(frequencies[used] * shift) for f in (torch.cos, torch.sin))
         key[rows, used] += gain
         key[pairs + rows, half + used] += gain
@@ -424,3 +425,6 @@ def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
         query[rows, half + used] += sine
         query[pairs + rows, half + used] += cosine
         query[pairs + rows, used] -= sine
+    if projection is not None:
+        added = added @ nn.init.orthogonal_(projection.weight).T
+    attention.qkv.weight.view(3, heads, size, hidden)[:2] += added

@@ -144,9 +144,9 @@ class Recipe(Settings):
         kinds = [o.kind for o in self.objectives]
         others = [kind for kind in kinds if kind not in ("masked_lm", "replaced_token")]
         wanted: dict[str, object] = {}
-        if self.initialization == "neighbours":  # into a learned table of the hidden size, under a norm
-            wanted = {"position_embedding_type": "learned", "embedding_size": c.embedding_size and c.hidden_size}
-            wanted |= {"embedding_norm": True, "direction": "bidirectional"}
+        if self.initialization == "neighbours":  # into a learned table, under a norm
+            wanted = {"position_embedding_type": "learned", "embedding_norm": True, "direction": "bidirectional"}
+            wanted |= {"embedding_size": min(c.embedding_size, c.hidden_size)}  # a projection that loses nothing
         yield from [
             (length <= c.max_position_embeddings, f"train.phases ask for {length} tokens, but "
              f"encoder.max_position_embeddings is {c.max_position_embeddings}"),
