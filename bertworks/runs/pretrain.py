@@ -340,8 +340,9 @@ def _fill_budget(
 
 def _advice(recipe: Recipe, request: Request, step_seconds: Sequence[float]) -> str | None:
     """What to do where the budget is too short for a new model to learn anything; None: it is not."""
-    shares = recipe.encoder.num_groups < recipe.encoder.num_hidden_layers
-    steps, needed = recipe.train.num_steps, USEFUL_STEPS["published" if shares else recipe.initialization]
+    # Shared layers and discriminators gain less from their initialization.
+    is_late = recipe.encoder.num_groups < recipe.encoder.num_hidden_layers or "replaced_token" in recipe.weights
+    steps, needed = recipe.train.num_steps, USEFUL_STEPS["published" if is_late else recipe.initialization]
     if request.init or not request.budget or steps >= needed:
         return None
     seconds = sum(phase.num_steps * cost for phase, cost in zip(recipe.train.phases, step_seconds, strict=True))
