@@ -11,6 +11,8 @@ from bertworks.checkpoints.hf_mapping import can_hold, check_representable
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRESETS, EncoderConfig
+from bertworks.runs.pretrain import _advice
+from bertworks.runs.request import Request
 from bertworks.training import budget
 from bertworks.training.budget import (
     SIZE_PRESETS,
@@ -104,6 +106,17 @@ def test_albert_keeps_its_family_at_every_size(exponent: int):
     assert (recipe.vocabulary.algorithm, recipe.initialization) == ("unigram", "neighbours")
     check_representable(replace(c, vocab_size=8000), 0)
     assert recipe.title.startswith("ALBERT-")
+
+
+@pytest.mark.parametrize(("family", "warns"), [("roberta", False), ("albert", True), ("electra", True)])
+def test_shared_layers_and_discriminators_need_more_steps(family: str, warns: bool):
+    recipe = choose_recipe(3600, 1e11, 10**8, family=family_recipe(family))
+    steps = [1000, 0, 0][: len(recipe.train.phases)]
+    phases = [replace(phase, num_steps=max(1, n)) for phase, n in zip(recipe.train.phases, steps, strict=True)]
+    recipe = replace(recipe, train=replace(recipe.train, phases=tuple(phases)))
+    assert recipe.initialization == "neighbours"
+    advice = _advice(recipe, Request(("a.txt",), budget="1h"), [1.0] * len(phases))
+    assert (advice is not None) == warns
 
 
 def test_more_training_of_an_albert_has_its_objectives():
