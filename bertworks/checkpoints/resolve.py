@@ -12,6 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, one_line, quoted, require
@@ -196,7 +197,7 @@ def _nothing_there(name: str, folder: Path) -> BertworksError:
     neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
     near = [str(folder.parent / found) for found in difflib.get_close_matches(folder.name, neighbours, 2)]
     if (other := _UNSUPPORTED.match(name.lower().replace("_", "-"))) and not near:
-        hint = f"choose a model of the family bert, roberta, distilbert, albert, openai-gpt or gpt2; or type {_MINILM}"
+        hint = f"choose a model of one of the families {', '.join(FAMILIES)}; or type {_MINILM}"
         return BertworksError(f"the family {other[0]} is not supported yet", where=name, hint=hint)
     owner = _HUB["owners"].get(name.partition("-")[0])
     near += [] if other else [f"{owner}/{name}"] if owner else difflib.get_close_matches(name, _HUB_IDS, 1)
