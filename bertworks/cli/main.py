@@ -194,7 +194,7 @@ def _report(error: BaseException, words: list[str]) -> int:
 
 
 def _what_is_missing(error: MissingArgumentError) -> str:
-    """The parser says of what was not typed at all that it "requires an argument"."""
+    """What is missing. The parser's own message, "requires an argument", fits only an option without its value."""
     argument, chain = error.argument, " ".join(error.command_chain or ())
     if argument is None or error.keyword is not None or argument.tokens or error.unused_tokens:
         return str(error)
