@@ -109,6 +109,9 @@ def test_samples_have_the_probabilities_of_the_softmax(monkeypatch: pytest.Monke
     monkeypatch.setattr("bertworks.training.objectives.CHUNK_BYTES", 1000)
     assert CHUNK_BYTES != 1000
     assert torch.equal(sample_tokens(row.expand(len(draws), 8)[:999], embeddings, bias, draws[:999]), tokens[:999])
+    with monkeypatch.context() as patch:  # rows that fill up a product have no token
+        patch.setattr("bertworks.training.objectives.compiles_sizes", lambda _: True)
+        assert torch.equal(sample_tokens(row.expand(len(draws), 8)[:999], embeddings, bias, draws[:999]), tokens[:999])
     ends = sample_tokens(row.expand(2, 8), embeddings, bias, torch.tensor([0.0, 1 - 2**-24]))
     assert ends.tolist() == [0, 11]
     minus = torch.tensor([-torch.inf] + [0.0] * 11)  # a token of probability 0 is never drawn

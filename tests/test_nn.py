@@ -1,13 +1,21 @@
 """The network against plain arithmetic: packed = padded = one by one, dropout that is one, sizes that are published."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from bertworks.models.attention import Linear, attention, attention_inference_cpu, dropout
+from bertworks.models.attention import (  # fmt: skip
+    Linear,
+    attention,
+    attention_inference_cpu,
+    attention_padded,
+    attention_training_cpu,
+    dropout,
+)
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.models.encoder import Embeddings, Encoder, LMHead
 from bertworks.models.layout import Layout
@@ -243,6 +251,28 @@ def test_groups_change_no_gradient(monkeypatch):
     assert sorted(found) == [1, 2, 5]
     for gradients in found.values():
         torch.testing.assert_close(gradients, found[1], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("direction", ["bidirectional", "left_to_right", "right_to_left", "mixed"])
+def test_attention_in_buckets_is_attention(direction, monkeypatch):
+    """What bf16 on a CPU computes in training, here in float64: values and gradients, whatever a token reads."""
+    monkeypatch.setattr("bertworks.models.attention.compiles_sizes", lambda _: True)
+    torch.manual_seed(0)
+    lengths = [3, 1, 20, 512, 33, 64, 64, 17, 40, 2]  # the longest fills its bucket
+    layout = Layout.of(lengths)
+    if direction == "mixed":
+        layout = replace(layout, rank=torch.randint(3, layout.position_ids.shape))
+    else:
+        layout = layout.directed(direction)
+    qkv, weights = (
+        torch.randn(sum(lengths), 3, 4, 8).double().requires_grad_(),
+        torch.randn(sum(lengths), 4, 8).double(),
+    )
+    assert len(layout.buckets.sizes) > 2
+    wanted, found = attention_padded(qkv, [layout], 0.0), attention_training_cpu(qkv, layout, 0.0)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    gradients = [torch.autograd.grad((x * weights).sum(), qkv)[0] for x in (wanted, found)]
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=1e-12)
 
 
 def test_too_long_a_sequence_is_refused():

@@ -338,7 +338,8 @@ def test_rows_that_fill_up_a_step_of_learning_change_nothing(
     )
     row, probe = requested(60, 60, 23), torch.randn(143 if rows is None else 70, 64)
     for fill in (pad_rows_to_bucket, lambda x: x):
-        monkeypatch.setattr("bertworks.models.encoder.pad_rows_to_bucket", fill)
+        for module in ("encoder", "attention"):
+            monkeypatch.setattr(f"bertworks.models.{module}.pad_rows_to_bucket", fill)
         poison()
         states = network(*row, rows)
         assert [len(state) for state in states] == [143] * 3 + [len(probe)]

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertworks.batching.batch import collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
+from bertworks.models.attention import cpu_supports_bf16, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig
-from bertworks.training.loop import evaluate, train
+from bertworks.training.loop import MixedPrecision, evaluate, train
 from bertworks.training.objectives import (
     CHUNK_BYTES,
     LossSum,
@@ -92,6 +94,19 @@ def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
         found, grads = both(lambda x, w, b: vocabulary_cross_entropy(x, w, b, labels).loss)
         assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
         for a, b in zip(grads, wanted_grads, strict=True):
+            assert relative(a, b) < 1e-6
+    # Rows that fill up a product have no loss: here 3 in the last chunk, or one chunk of nothing else.
+    monkeypatch.setattr("bertworks.training.objectives.compiles_sizes", lambda _: True)
+    for more, chunk in ((3, CHUNK_BYTES), (3, 60 * 5 * 8), (9, 60 * 5 * 8)):
+        monkeypatch.setattr(
+            "bertworks.training.objectives.pad_rows_to_bucket",
+            lambda x, more=more: nn.functional.pad(x, (0, 0, 0, more)),
+        )
+        monkeypatch.setattr("bertworks.training.objectives.CHUNK_BYTES", chunk)
+        found, grads = both(lambda x, w, b: vocabulary_cross_entropy(x, w, b, labels).loss)
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+        for a, b in zip(grads, wanted_grads, strict=True):
+            assert a.shape == b.shape
             assert relative(a, b) < 1e-6
     tally = vocabulary_cross_entropy(x, words, bias, labels)
     assert tally.correct.item() == ((x @ words.T + bias).argmax(-1) == labels).sum().item()
@@ -456,3 +471,52 @@ def test_chunks_of_the_vocabulary_are_added_up_in_single_precision(monkeypatch: 
     exact = gradients(torch.float64, 1 << 30)
     for found, expected in zip(gradients(torch.bfloat16, 40 * 2 * 16), exact, strict=True):
         assert (found - expected).norm() / expected.norm() < 0.01
+
+
+class Products(TorchDispatchMode):
+    """Notes the sizes of matrix products in bf16."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm", "_linear_pointwise"):
+            matrices = [x for x in args if isinstance(x, torch.Tensor) and x.dim() > 1]
+            self.sizes.update((name, *x.shape) for x in matrices if x.dtype == torch.bfloat16)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not cpu_supports_bf16(), reason="this processor does not multiply bf16")
+@pytest.mark.parametrize(
+    ("kinds", "settings"),
+    [
+        (["masked_lm", "next_sentence"], {}),
+        (["masked_lm", "replaced_token"], {"family": "electra", "embedding_size": 16}),
+        (["causal_lm"], {"direction": "left_to_right", "pooler": "last"}),
+    ],
+)
+def test_products_of_a_training_have_few_sizes(kinds, settings):
+    """oneDNN compiles a program for each, and keeps a thousand of them."""
+    config = replace(SMALL, **settings)
+    model = MixedPrecision(make_model(config, objectives=dict.fromkeys(kinds, 1.0)), "bf16")
+    with Products() as products:
+        for seed in range(40):
+            examples = make_examples(20, seed)
+            for example in examples:
+                masked = example.targets["masked_lm"]
+                draws = np.random.default_rng(seed).random(len(masked.labels), np.float32)
+                example.targets["replaced_token"] = Target(masked.positions, draws)
+                example.targets["causal_lm"] = masked
+            losses = model(collate(examples))
+            torch.stack([losses[kind].loss for kind in kinds]).sum().backward()
+    sides = {n for p in model.parameters() for n in p.shape}
+    heads = config.num_attention_heads
+    for name, *size in products.sizes:
+        if name.endswith("bmm"):
+            assert (size[0] // heads).bit_count() == 1
+            assert all(n % 16 == 0 or n == config.hidden_size // heads for n in size[1:])
+        else:
+            assert all(n in sides or n == len(pad_rows_to_bucket(torch.empty(n))) for n in size)
+    assert max(size[1] for size in products.sizes) > 400

@@ -4,6 +4,7 @@
 - `Attention`: the module; it chooses the kernel.
 - `attention_padded`: the reference: any visibility, with or without gradients.
 - `attention_packed`: on a GPU, in half precision, with or without gradients: no padding.
+- `attention_training_cpu`: on a CPU, with or without gradients.
 - `attention_inference_cpu`: without gradients on a CPU, where every token reads its whole sequence.
 """
 
@@ -32,6 +33,11 @@ def pad_rows_to_bucket(x: Tensor) -> Tensor:
     return F.pad(x, (*(0, 0) * (x.dim() - 1), 0, -len(x) % step)) if len(x) % step else x
 
 
+def compiles_sizes(x: Tensor) -> bool:
+    """Whether products of x are by oneDNN's programs for each size, as in bf16 on a CPU."""
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu"
+
+
 @cache
 def cpu_supports_bf16() -> bool:
     """Whether this processor has instructions for it that oneDNN may use."""
@@ -44,8 +50,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
-        learning = x.dtype == self.weight.dtype == torch.bfloat16 and torch.is_grad_enabled()
-        if learning and x.device.type == "cpu" and cpu_supports_bf16():
+        learning = x.dtype == self.weight.dtype and torch.is_grad_enabled()
+        if learning and compiles_sizes(x) and cpu_supports_bf16():
             return _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-any-return, no-untyped-call]
         return F.linear(x, self.weight, self.bias)
 
@@ -53,16 +59,18 @@ class Linear(nn.Linear):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(x, weight)
-        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+        rows = pad_rows_to_bucket(x)
+        ctx.save_for_backward(rows, weight)
+        return torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")[: len(x)]  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
+        count, grad = len(grad), pad_rows_to_bucket(grad)
         rows = grad.flatten(0, -2)
         return (
-            grad @ weight if of_x else None,
+            (grad @ weight)[:count] if of_x else None,
             rows.t() @ x.flatten(0, -2) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
@@ -148,7 +156,7 @@ class Attention(nn.Module):
         elif p == 0 and layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
             context = attention_inference_cpu(qkv, layout)
         else:
-            context = attention_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
+            context = attention_padded(qkv, [layout], p) if qkv.is_cuda else attention_training_cpu(qkv, layout, p)
         if cache is not None and not cache.continues:
             cache.start(qkv[:, 1:])
         context = context.flatten(1)
@@ -214,6 +222,21 @@ def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Te
             k, v = (torch.cat([old, new], 2) for old, new in zip(before, (k, v), strict=True))
         results.append(layout.unpad(attention(q, k, v, layout.visible, p).transpose(1, 2)))
     return results[0] if len(results) == 1 else torch.cat(results)
+
+
+def attention_training_cpu(qkv: Tensor, layout: Layout, p: float) -> Tensor:
+    """[T, 3, heads, d] -> [T, heads, d] on a CPU; p as in `attention_padded`."""
+    if layout.is_uniform or not compiles_sizes(qkv):
+        return attention_padded(qkv, layout.groups, p)
+    # oneDNN compiles a program for each size of a product and keeps a thousand of them. Here there are few sizes.
+    sizes, tokens, _, places = layout.buckets
+    rectangles = qkv.new_zeros(len(tokens), *qkv.shape[1:]).index_copy(0, places, qkv)
+    parts = rectangles.split([count * length for count, length in sizes])
+    results = []
+    for part, size, mask in zip(parts, sizes, layout.visible_in_buckets, strict=True):
+        q, k, v = part.view(*size, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
+        results.append(attention(q, k, v, mask, p).transpose(1, 2).flatten(0, 1))
+    return torch.cat(results).index_select(0, places)
 
 
 def attention_inference_cpu(qkv: Tensor, layout: Layout) -> Tensor:

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bertworks.errors import check
-from bertworks.models.attention import Attention, Linear, dropout, pad_rows_to_bucket
+from bertworks.models.attention import Attention, Linear, compiles_sizes, dropout, pad_rows_to_bucket
 from bertworks.models.cache import KeyValueCache, LayerCache
 from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
@@ -200,7 +200,7 @@ class Encoder(nn.Module):
         # Without a norm over the embeddings they have the precision of the tables, which may be higher.
         states = [states[0].to(self.compute_dtype or self.layers[0].attention_norm.weight.dtype)]
         count, last = len(input_ids), len(input_ids if rows is None else rows)
-        pads_rows = self.pads_rows or (states[0].dtype == torch.bfloat16 and states[0].device.type == "cpu")
+        pads_rows = self.pads_rows or compiles_sizes(states[0])
         if pads_rows:
             states, rows = [pad_rows_to_bucket(states[0])], None if rows is None else pad_rows_to_bucket(rows)
         layers = self.layers
@@ -312,7 +312,7 @@ class TokenHead(nn.Module):
         super().__init__()
         self.dense = Linear(c.hidden_size, c.hidden_size)
         self.activation = ACTIVATIONS[c.hidden_act]
-        self.output = nn.Linear(c.hidden_size, 1)
+        self.output = Linear(c.hidden_size, 1)
         initialize(self, c)
 
     def forward(self, x: Tensor) -> Tensor:

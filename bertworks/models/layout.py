@@ -160,6 +160,19 @@ class Layout:
         return PaddedBuckets(sizes, tokens, [part.view(size) for part, size in zip(parts, sizes, strict=True)], places)
 
     @cached_property
+    def visible_in_buckets(self) -> list[Tensor | None]:
+        """For each bucket: `visible` of its places, without a memory."""
+        sizes, tokens, present, _ = self.buckets
+        masks: list[Tensor | None] = []
+        for part, size, has_token in zip(tokens.split([n * m for n, m in sizes]), sizes, present, strict=True):
+            mask = has_token[:, None, None]
+            if self.rank is not None:  # a place without a token has the rank of the first one
+                rank = self.rank[part].view(size)
+                mask = mask & (rank[:, None] <= rank[:, :, None])[:, None]
+            masks.append(None if mask.all() else mask)
+        return masks
+
+    @cached_property
     def groups(self) -> list[Layout]:
         """Neighbours that are better padded together than computed apart, as layouts of their own. Asks the device."""
         lengths = self.cu_seqlens.diff().tolist()

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
+from bertworks.models.attention import compiles_sizes, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig, Head
 from bertworks.models.encoder import Encoder, LMHead, Pooler, TokenHead, initialize, meta_device_init
 from bertworks.training.recipe import TEACHER_OBJECTIVES, ObjectiveKind, Recipe
@@ -107,14 +108,16 @@ def sample_tokens(x: Tensor, embeddings: Tensor, bias: Tensor | None, draws: Ten
     """int64 [M]: a token for each row of x [M, hidden], from the softmax of its logits, some rows at a time. It is
     the first one at which the sum of the probabilities exceeds the number of the row in `draws` [M], from 0 to 1."""
     size = max(1, CHUNK_BYTES // (8 * len(embeddings)))
-    tokens = [torch.zeros(0, dtype=torch.long, device=x.device)]
+    tokens, count = [torch.zeros(0, dtype=torch.long, device=x.device)], len(x)
+    if compiles_sizes(x):
+        x, draws = pad_rows_to_bucket(x), pad_rows_to_bucket(draws)
     for rows, numbers in zip(x.split(size), draws.split(size), strict=True):
         p = F.linear(rows, embeddings, bias).float().softmax(-1)
         # On a GPU, only sums of whole numbers have a fixed order in torch.
         sums = ((p.double() * 2**40).long() if p.is_cuda else p).cumsum(-1)
         found = torch.searchsorted(sums, (numbers[:, None].float() * sums[:, -1:]).to(sums.dtype), right=True)
         tokens.append(found.squeeze(1).clamp_max(len(embeddings) - 1))
-    return torch.cat(tokens)
+    return torch.cat(tokens)[:count]
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -129,7 +132,9 @@ class _VocabularyLoss(torch.autograd.Function):
     def forward(  # type: ignore[no-untyped-def]
         ctx, x: Tensor, embeddings: Tensor, bias: Tensor | None, subtract: Callable[..., tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        needs_grad = any(ctx.needs_input_grad)
+        needs_grad, count = any(ctx.needs_input_grad), len(x)
+        if compiles_sizes(x):
+            x = pad_rows_to_bucket(x)
         loss = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
         correct = torch.zeros_like(loss)
         grad_x = torch.empty_like(x) if needs_grad else None
@@ -140,7 +145,9 @@ class _VocabularyLoss(torch.autograd.Function):
         for start in range(0, len(x), size):
             rows = x[start : start + size]
             p = F.linear(rows, embeddings, bias)
-            part, right = subtract(p, slice(start, start + size))
+            real = max(0, min(size, count - start))
+            part, right = subtract(p[:real], slice(start, start + real))
+            p[real:] = 0
             loss += part
             correct += right
             if grad_x is not None:
@@ -152,7 +159,7 @@ class _VocabularyLoss(torch.autograd.Function):
                 if bias is not None:
                     grad_bias = part_bias if grad_bias is None else grad_bias.add_(part_bias)
         ctx.dtype = x.dtype
-        ctx.save_for_backward(grad_x, grad_embeddings, grad_bias)
+        ctx.save_for_backward(grad_x if grad_x is None else grad_x[:count], grad_embeddings, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
