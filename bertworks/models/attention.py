@@ -34,7 +34,7 @@ def pad_rows_to_bucket(x: Tensor) -> Tensor:
 
 
 def compiles_sizes(x: Tensor) -> bool:
-    """Whether products of x are by oneDNN's programs for each size, as in bf16 on a CPU."""
+    """Whether oneDNN compiles a program for each size of a product of x: in bf16 on a CPU."""
     return x.dtype == torch.bfloat16 and x.device.type == "cpu"
 
 
@@ -225,10 +225,10 @@ def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Te
 
 
 def attention_training_cpu(qkv: Tensor, layout: Layout, p: float) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d] on a CPU; p as in `attention_padded`."""
+    """[T, 3, heads, d] -> [T, heads, d] on a CPU; p as in `attention_padded`. Where a program is compiled for each
+    size, the rectangles have few sizes."""
     if layout.is_uniform or not compiles_sizes(qkv):
         return attention_padded(qkv, layout.groups, p)
-    # oneDNN compiles a program for each size of a product and keeps a thousand of them. Here there are few sizes.
     sizes, tokens, _, places = layout.buckets
     rectangles = qkv.new_zeros(len(tokens), *qkv.shape[1:]).index_copy(0, places, qkv)
     parts = rectangles.split([count * length for count, length in sizes])
