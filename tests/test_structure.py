@@ -1,5 +1,5 @@
-"""The structure of the package: imports go downward only, every module has a docstring, modules and functions are
-short, and `transformers` is never imported."""
+"""The structure of the package: imports go downward only, every module has a docstring, and `transformers` is never
+imported."""
 
 import ast
 import re
@@ -57,8 +57,6 @@ ALSO = {  # what single modules may import
     "serve.openapi": "msgspec",
     "serve.server": "uvicorn",
 }
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 129
-
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = [name for name in FILES if not name.endswith("__init__")]
 
@@ -116,7 +114,6 @@ def imports(name: str) -> tuple[frozenset[str], frozenset[str]]:
 
 def test_the_architecture_page_lists_every_module():
     assert sorted(ORDER) == sorted(MODULES)
-    assert len(MODULES) <= MAX_MODULES
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -142,16 +139,8 @@ def test_transformers_is_not_imported(name: str):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_has_a_docstring_and_a_limited_length(name: str):
+def test_a_module_has_a_docstring(name: str):
     assert len((ast.get_docstring(tree(name)) or "").split()) >= 8, "the docstring says what the module is for"
-    assert FILES[name].read_text().count("\n") <= MAX_MODULE_LINES
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_functions_fit_on_a_screen(name: str):
-    functions = [n for n in ast.walk(tree(name)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= MAX_FUNCTION_LINES}
-    assert not long
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".__init__")])
