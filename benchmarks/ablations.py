@@ -3,7 +3,9 @@
     python benchmarks/ablations.py [--only table6 joint ...] [--workers 1] [--show] [--quick]
 
 Each is one `bertworks evaluate ablation`; the page shows the command. What is finished stays in results/ablations.json
-and is not run again; what was stopped (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on
+and is not run again: its tables, and the score of each arm, seed and measure. results/ablations/NAME.jsonl.gz has the
+same scores of 1,000 resamples of the held-out rows, from which a test computes every mean and interval of the tables
+again. What was stopped (Ctrl-C) resumes in build/ablations. Figures depend on steps and epochs, not on
 time, so several may run at once (--workers, one thread each) and next to other work. All take about a day on one core.
 """
 
@@ -25,6 +27,7 @@ from provenance import HERE, provenance, skip_without, write_between
 
 PAGE = HERE.parent / "docs" / "concepts" / "results.md"
 STORE = HERE / "results" / "ablations.json"
+FIGURES = HERE / "results" / "ablations"
 WORK = HERE.parent / "build" / "ablations"
 TEXT = "text/en-wikipedia-8m.jsonl.gz"
 HELD_OUT_NOVELS = 2  # of the sorted files, the last ones
@@ -152,16 +155,36 @@ def run(one: Comparison, folder: Path, options: argparse.Namespace) -> str:
     with (folder / f"{one.name}.log").open("a") as log:
         done = subprocess.run([*words, "-o", str(output), *quick], env=environment, stdout=log, stderr=log)
     if not options.quick and (output / "table.md").exists():
-        keep(one.name, " ".join([*shown, *more]), (output / "table.md").read_text(), complete=not done.returncode)
+        keep(one.name, " ".join([*shown, *more]), output, complete=not done.returncode)
     return f"failed: see {folder}/{one.name}.log" if done.returncode else ""
 
 
-def keep(name: str, command: str, table: str, *, complete: bool) -> None:
-    """complete: whether all seeds are in the table."""
+def keep(name: str, command: str, output: Path, *, complete: bool) -> None:
+    """Store the tables and scores of a comparison.
+
+    output: the folder that `evaluate ablation` wrote. complete: whether all seeds are in its tables.
+    """
     facts = {fact: value for fact, value in provenance(["torch"]).items() if fact in FACTS}
+    table = (output / "table.md").read_text()
+    figures = (output / "figures.jsonl").read_bytes()
     with WRITING:
-        found = {name: {"command": command, "complete": complete, **facts, "table": table}}
-        STORE.write_text(json.dumps(read_store() | found, indent=1) + "\n")
+        FIGURES.mkdir(parents=True, exist_ok=True)
+        (FIGURES / f"{name}.jsonl.gz").write_bytes(gzip.compress(figures, mtime=0))
+        entry = {"command": command, "complete": complete, **facts, "scores": scores_by_seed(figures), "table": table}
+        STORE.write_text(json.dumps(read_store() | {name: entry}, indent=1) + "\n")
+
+
+def scores_by_seed(figures: bytes) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the score of each measure, arm and seed.
+
+    figures: the lines of `figures.jsonl`.
+    """
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for line in figures.splitlines():
+        figure = json.loads(line)
+        seeds = scores.setdefault(figure["measure"], {}).setdefault(figure["arm"], {})
+        seeds[str(figure["seed"])] = figure["value"]
+    return scores
 
 
 def tables() -> str:
@@ -172,8 +195,15 @@ def tables() -> str:
         title, _, rest = found["table"].strip().removeprefix("# ").partition("\n")
         where = f"`{found['command']} -o {one.name}`, at {found['commit']}."
         parts += [f"### {title}", "", where, rest.replace("\n## ", "\n#### ").rstrip(), ""]
-    if missing := [one.name for one in COMPARISONS if not known.get(one.name, {}).get("complete")]:
+    missing = [one.name for one in COMPARISONS if not known.get(one.name, {}).get("complete")]
+    if missing:
         parts.append(f"Not run with all seeds yet: {', '.join(missing)}.")
+    without_scores = [one.name for one in COMPARISONS if one.name in known and "scores" not in known[one.name]]
+    if without_scores:
+        parts.append(
+            f"Run before the scores of each seed were stored, so that their intervals cannot be computed again: "
+            f"{', '.join(without_scores)}."
+        )
     return "\n".join(parts)
 
 

@@ -11,13 +11,14 @@ evaluation and writing included, so that it may run next to other programs (`nic
 
 `--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of batches of 16, one
 of SQuAD, rate 5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1), and ours with them too: equal
-settings should give equal scores. Both keep the state that was best on dev, evaluated after each epoch.
+settings should give equal scores. Both keep the state that was best on dev, evaluated after each epoch. The difference
+is paired by seed, and by dev row where the scores of 1,000 resamples of the rows are stored for both: those of new runs
+are in results/resamples.jsonl.gz.
 """
 
 import argparse
 import gzip
 import json
-import math
 import os
 import random
 import re
@@ -31,12 +32,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from provenance import HERE, commit, confidence_interval, provenance, skip_without, write_between
 from rows import EQUAL, EQUAL_ROWS, ROWS, Row
 
 PAGE = HERE.parent / "docs" / "concepts" / "results.md"
 STORE = HERE / "results" / "tasks.json"
+RESAMPLES = HERE / "results" / "resamples.jsonl.gz"
 WORK = HERE.parent / "build" / "results"  # of the runs that are not over
+PEERS = ("equal", "transformers")  # the two kinds of runs whose difference is reported
 QUICK_ROWS = 32
 
 
@@ -118,7 +122,7 @@ def run_all(rows: Sequence[Row], arguments: argparse.Namespace) -> list[str]:
     failed = []
     for seed in range(arguments.seeds):
         for row in rows:
-            for kind in ("equal", "transformers") if arguments.peer else ("ours",):
+            for kind in PEERS if arguments.peer else ("ours",):
                 if not once(kind, row, seed, arguments):
                     failed.append(f"{row.name} ({kind}), seed {seed}")
     return failed
@@ -156,6 +160,7 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
         return False
     if kind != "transformers" and row.group == "GLUE":
         found |= of_glue(found)
+    resamples = found.get("resamples") if kind == "transformers" else stored_resamples(folder / "out")
     names = ("split", "train", "figures", "seconds", "step", "processor_seconds", "memory_mb")
     found = {name: found[name] for name in names if name in found}
     found |= {"seed": seed, "threads": arguments.threads, "commit": code}
@@ -163,6 +168,8 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
     found |= {"time": facts["time"], "cpu": facts["cpu"] + ", bf16" * ("avx512_bf16" in facts["cpu_flags"])}
     if not arguments.quick:
         keep(kind, row.name, found)
+        if kind in PEERS:
+            keep_resamples(kind, row.name, seed, resamples)
     shutil.rmtree(folder)
     figures = ", ".join(f"{name} {found['figures'][name]:.4f}" for name in row.metrics)
     cost = f"{found['processor_seconds']:.0f} processor seconds, {found['memory_mb']:.0f} MB"
@@ -191,6 +198,33 @@ def keep(kind: str, name: str, found: dict[str, Any]) -> None:
     known[kind].setdefault(name, []).append(found)
     known[kind][name].sort(key=lambda one: one["seed"])
     write_text(STORE, json.dumps(known, indent=1) + "\n")
+
+
+def stored_resamples(output: Path) -> list[float]:
+    """Return the score of 1,000 resamples of the dev rows, from the result.json of the one fine-tuning in a folder."""
+    (result,) = output.rglob("result.json")
+    resamples: list[float] = json.loads(result.read_text(encoding="utf-8"))["resamples"]
+    return resamples
+
+
+Resamples = dict[tuple[str, str, int], list[float]]  # (kind, name of the row, seed) -> score of each resample
+
+
+def read_resamples() -> Resamples:
+    """Return the stored scores of resamples, which only the runs of `PEERS` have."""
+    if not RESAMPLES.exists():
+        return {}
+    lines = map(json.loads, gzip.decompress(RESAMPLES.read_bytes()).splitlines())
+    return {(line["kind"], line["row"], line["seed"]): line["resamples"] for line in lines}
+
+
+def keep_resamples(kind: str, name: str, seed: int, resamples: Sequence[float]) -> None:
+    """Add the scores of the resamples of a run to those that are stored."""
+    every = read_resamples() | {(kind, name, seed): list(resamples)}
+    lines = []
+    for (run_kind, row, run_seed), scores in sorted(every.items()):
+        lines.append(json.dumps({"kind": run_kind, "row": row, "seed": run_seed, "resamples": scores}) + "\n")
+    RESAMPLES.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
 
 
 def run(command: Sequence[str], folder: Path, data: Path, threads: int) -> dict[str, Any] | None:
@@ -276,29 +310,60 @@ def minutes(runs: Sequence[Mapping[str, Any]]) -> float:
 
 
 def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
+    """Return the table of bertworks and transformers with equal settings."""
     lines = [
-        "| data | seeds | bertworks | transformers | difference | processor minutes | peak memory, MB |",
-        "|---|---|---|---|---|---|---|",
+        "| data | seeds | bertworks | transformers | difference | paired by | processor minutes | peak memory, MB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     machines = letters(known)
+    resamples = read_resamples()
     for row in EQUAL_ROWS:
-        mine, theirs = (known[kind].get(row.name) for kind in ("equal", "transformers"))
+        mine, theirs = (known[kind].get(row.name) for kind in PEERS)
         if not mine or not theirs:
             continue
         metric = row.metrics[0]
-        a, b = (confidence_interval([100 * run["figures"][metric] for run in runs]) for runs in (mine, theirs))
-        difference = f"{a.mean - b.mean:+.1f}"
-        if a.margin is not None and b.margin is not None:
-            difference += f" ± {math.hypot(a.margin, b.margin):.1f}"
+        difference, pairing = paired_difference(row, mine, theirs, resamples)
         both = ([[run for run in runs if run["cpu"] == cpu] for runs in (mine, theirs)] for cpu in machines)
         pairs = [(machines[x[0]["cpu"]], minutes(x), minutes(y)) for x, y in both if x and y]
         took = "; ".join(f"{letter} {x:.1f}, {y:.1f}: {y / x:.1f} x" for letter, x, y in pairs)
         memory = ", ".join(f"{statistics.fmean(run['memory_mb'] for run in runs):,.0f}" for runs in (mine, theirs))
         lines.append(
             f"| {row.name}, {metric.replace('_', ' ')} | {len(mine)}, {len(theirs)} | {spread(mine, metric)} "
-            f"| {spread(theirs, metric)} | {difference} | {took} | {memory} |"
+            f"| {spread(theirs, metric)} | {difference} | {pairing} | {took} | {memory} |"
         )
     return "\n".join(lines)
+
+
+def paired_difference(
+    row: Row, runs: Sequence[Mapping[str, Any]], peer_runs: Sequence[Mapping[str, Any]], resamples: Resamples
+) -> tuple[str, str]:
+    """Return bertworks minus transformers in per cent with its 95 % interval, and by what it is paired.
+
+    The difference is taken within each seed that both have. Where all these runs have stored resamples, which are of
+    the same dev rows for both, the interval is over rows and seeds; otherwise it is over the seeds alone (Student's t).
+
+    Args:
+        runs, peer_runs: stored runs of bertworks and of transformers.
+    """
+    from bertworks.metrics.intervals import interval_of_mean
+
+    metric = row.metrics[0]
+    peer_scores = {run["seed"]: run["figures"][metric] for run in peer_runs}
+    scores = {run["seed"]: run["figures"][metric] for run in runs if run["seed"] in peer_scores}
+    seeds = sorted(scores)
+    differences = [100 * (scores[seed] - peer_scores[seed]) for seed in seeds]
+    if all((kind, row.name, seed) in resamples for kind in PEERS for seed in seeds):
+        samples = []
+        for seed in seeds:
+            first, second = (np.array(resamples[kind, row.name, seed]) for kind in PEERS)
+            samples.append(100 * (first - second))
+        low, high = interval_of_mean(differences, samples)
+        return f"{statistics.fmean(differences):+.1f} ({low:+.1f} to {high:+.1f})", "seed and row"
+    estimate = confidence_interval(differences)
+    if estimate.margin is None:
+        return f"{estimate.mean:+.1f} (one seed: no interval)", "seed"
+    low, high = estimate.mean - estimate.margin, estimate.mean + estimate.margin
+    return f"{estimate.mean:+.1f} ({low:+.1f} to {high:+.1f})", "seed"
 
 
 if __name__ == "__main__":

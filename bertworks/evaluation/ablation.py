@@ -179,7 +179,8 @@ def evaluate_ablation(
 ) -> Iterator[Event]:  # fmt: skip
     """Train all arms of an ablation, and write `table.md`, `table.json`, `report.html` and `figures.jsonl`. All arms
     are trained with one seed before the next one, so that the table is complete after each seed. The same call
-    resumes, also with more seeds.
+    resumes, also with more seeds. `figures.jsonl` has the score of each arm, seed and measure, with the same score of
+    1,000 resamples of the held-out rows: `summarize` computes all means and intervals from it.
 
     Args:
         name: of an ablation, or its TOML file.
@@ -316,20 +317,34 @@ class _Work:
 
 
 def _write(ablation: Ablation, figures: Sequence[Mapping[str, Any]], output: Path) -> tuple[dict[str, Any], str]:
-    """Writes figures and tables. Returns the result of `summarize`, and the tables in Markdown."""
-    lines = ({name: one[name] for name in ("arm", "seed", "measure", "value")} for one in figures)
-    write_text(output / "figures.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+    """Write the figures and the tables. Return the result of `summarize`, and the tables in Markdown."""
+    fields = ("arm", "seed", "measure", "value", "samples")
+    lines = [json.dumps({name: figure[name] for name in fields}) for figure in figures]
+    write_text(output / "figures.jsonl", "".join(f"{line}\n" for line in lines))
     means = summarize(ablation, figures)
     write_json(output / "table.json", {"title": ablation.title, "measures": means})
-    tables, about = ablation_tables(ablation, means), about_ablation(ablation, len({one["seed"] for one in figures}))
-    text = f"# {ablation.title}\n\n{about}\n"
-    for title, head, rows in tables:
-        text += f"\n## {title}\n\n{render_table(head, {row[0]: (*row[1:],) for row in rows})}"
+    text = ablation_markdown(ablation, figures)
     write_text(output / "table.md", text)
+    tables = ablation_tables(ablation, means)
     sections = [svg.section(title, svg.words(head, rows, wraps=False)) for title, head, rows in tables]
+    about = about_ablation(ablation, _count_seeds(figures))
     page = svg.page(ablation.title, "ablation", ablation.source, [*sections, svg.preformatted("About", about)])
     write_text(output / "report.html", page)
     return means, text
+
+
+def ablation_markdown(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of `table.md`: all tables of an ablation, computed from the lines of its `figures.jsonl`."""
+    about = about_ablation(ablation, _count_seeds(figures))
+    text = f"# {ablation.title}\n\n{about}\n"
+    for title, head, rows in ablation_tables(ablation, summarize(ablation, figures)):
+        table = render_table(head, {row[0]: tuple(row[1:]) for row in rows})
+        text += f"\n## {title}\n\n{table}"
+    return text
+
+
+def _count_seeds(figures: Sequence[Mapping[str, Any]]) -> int:
+    return len({figure["seed"] for figure in figures})
 
 
 def summarize(ablation: Ablation, figures: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
