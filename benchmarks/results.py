@@ -201,8 +201,11 @@ def keep(kind: str, name: str, found: dict[str, Any]) -> None:
 
 
 def stored_resamples(output: Path) -> list[float]:
-    """Return the score of 1,000 resamples of the dev rows, from the result.json of the one fine-tuning in a folder."""
-    (result,) = output.rglob("result.json")
+    """Return the score of 1,000 resamples of the dev rows, from the result.json of the one fine-tuning in a folder.
+
+    `evaluate glue` has the same file twice: in the folder of the seed, and copied to the folder of the task.
+    """
+    result = min(output.rglob("result.json"), key=lambda path: len(path.parts))
     resamples: list[float] = json.loads(result.read_text(encoding="utf-8"))["resamples"]
     return resamples
 
