@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.stats import binomtest, norm
+from sklearn.metrics import f1_score
 
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
@@ -191,3 +192,37 @@ def test_correlations_are_no_shares() -> None:
     assert bounded(Interval(1, 1), 1.0, 5, "pearson").low == pytest.approx(2 * wilson_interval(5, 5).low - 1)
     text = format_metrics({"pearson": 0.5, "accuracy": 0.5}, {"pearson": (0.4, 0.6), "accuracy": (0.4, 0.6)})
     assert text == "accuracy 50.0% (40.0 to 60.0%), Pearson 0.500 (0.400 to 0.600)"
+
+
+def classified(gold: list[str], predicted: list[str]) -> tuple[TaskConfig, list[Item], list[dict[str, str]]]:
+    d = TaskConfig(task="classification", labels=tuple(sorted({*gold, *predicted})))
+    items = [Item(("a text",), label, f"row {number}") for number, label in enumerate(gold, 1)]
+    return d, items, [{"label": label} for label in predicted]
+
+
+def test_macro_f1_of_a_resample_is_over_all_labels_of_the_rows() -> None:
+    """Equal to scikit-learn's with `labels` and `zero_division=0`, also where a resample lacks a label."""
+    rng = np.random.default_rng(6)
+    gold = [str(label) for label in rng.choice(["a", "b", "c", "d"], 30, p=[0.6, 0.3, 0.05, 0.05])]
+    predicted = [label if rng.random() < 0.5 else "a" for label in gold]
+    predicted[0] = "e"  # no row has this label
+    sums = row_sums(*classified(gold, predicted))["macro_f1"]
+    names = sorted({*gold, *predicted})
+    lacking = 0
+    for _ in range(200):
+        drawn = rng.integers(0, 30, 30)
+        sides = [[side[n] for n in drawn] for side in (gold, predicted)]
+        lacking += len(set().union(*sides)) < len(names)
+        expected = f1_score(*sides, labels=names, average="macro", zero_division=0.0)
+        found = sums.score(np.bincount(drawn, minlength=30)[None] @ sums.rows)[0]
+        assert found == pytest.approx(expected, abs=1e-12)
+    assert lacking > 50
+
+
+def test_a_label_that_is_never_found_gives_no_resample_a_perfect_macro_f1() -> None:
+    """One row of 300 has a label that the model never predicts: macro F1 is 49.9 %, and never 100 %."""
+    d, items, answers = classified(["often"] * 299 + ["rare"], ["often"] * 300)
+    sums = row_sums(d, items, answers)["macro_f1"]
+    low, high = interval_of(d, items, sums, "macro_f1")
+    assert sums.value == pytest.approx(0.499, abs=5e-4)
+    assert 0.49 < low <= sums.value <= high <= 0.5

@@ -166,18 +166,30 @@ def _correlation(sums: Array) -> Array:
 
 
 def count_sums(counts: Array) -> dict[str, RowSums]:
-    """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels]."""
+    """Metrics of how many labels are right, predicted and gold: float64 [rows, 3, labels].
+
+    Macro F1 is the mean over the labels that occur in these rows, as gold or as predicted ones: it is `f1_score` of
+    scikit-learn with `labels=` these and `zero_division=0`. In a resample the labels are the same. One that no row of
+    the resample has counts 0 there: if it were left out, a resample without the rows of a label that is never found
+    would have a far better score than any model has.
+    """
     rows, shape = counts.reshape(len(counts), -1), counts.shape[1:]
+    num_labels = np.count_nonzero(counts[:, 1:].sum((0, 1)))
+
+    def macro_f1(sums: Array) -> Array:
+        return ratio(_f1_of_labels(sums).sum(1), np.full(len(sums), float(num_labels)))
 
     def metric(score: Callable[[Array], Array]) -> RowSums:
         return RowSums(rows, lambda sums: score(sums.reshape(len(sums), *shape)))
 
-    return {name: metric(score) for name, score in _COUNT_METRICS.items()}
+    scores = {"macro_f1": macro_f1, **_COUNT_METRICS}
+    return {name: metric(score) for name, score in scores.items()}
 
 
-def _macro_f1(counts: Array) -> Array:
+def _f1_of_labels(counts: Array) -> Array:
+    """[samples, 3, labels] -> F1 of each label [samples, labels]; 0 of a label that does not occur."""
     right, predicted, gold = counts.swapaxes(0, 1)
-    return ratio(ratio(2 * right, predicted + gold).sum(1), (predicted + gold > 0).sum(1))
+    return ratio(2 * right, predicted + gold)
 
 
 def _matthews(counts: Array) -> Array:
@@ -189,7 +201,7 @@ def _matthews(counts: Array) -> Array:
 
 
 _COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {  # of counts (right, predicted, gold) [samples, 3, labels]
-    "macro_f1": _macro_f1, "matthews_correlation": _matthews,
+    "matthews_correlation": _matthews,
     "precision": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 1].sum(1)),
     "recall": lambda counts: ratio(counts[:, 0].sum(1), counts[:, 2].sum(1)),
     **dict.fromkeys(("f1", "micro_f1"), lambda c: ratio(2 * c[:, 0].sum(1), c[:, 1:].sum((1, 2)))),
