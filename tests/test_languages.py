@@ -24,11 +24,11 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
-from bertworks.runs.prepare import read_pairs
 from bertworks.runs.pretrain_job import PretrainJob, Text, in_languages
 from bertworks.serve.endpoints import Abilities
 from bertworks.text.shards import Shards, TokenStore
 from bertworks.text.tokenizer import Template
+from bertworks.text.translations import read_translations
 from bertworks.training.optimization import OptimizerConfig
 from bertworks.training.recipe import load_recipe
 
@@ -228,7 +228,7 @@ def test_translations_that_do_not_fit(files: dict[str, str], message: str, tmp_p
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(BertworksError, match=message):
-        read_pairs([tmp_path / name for name in files])
+        read_translations([tmp_path / name for name in files])
 
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]

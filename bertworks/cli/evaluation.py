@@ -256,7 +256,7 @@ def pairs(
         bertworks evaluate pairs MODEL test.en test.de --language en --language de
         bertworks evaluate pairs minilm pairs.tsv
     """
-    result = bw.evaluate_pairs(model, files, languages=language or (), device=device)
+    result = bw.evaluate_pairs(model, files, languages=language or (), device=device, on_note=console.say)
     sides = result["intervals"].items()
     lines = [f"{name:8}  P@1 {result[name]:.1%} ({low:.1%} to {high:.1%})" for name, (low, high) in sides]
     return result, "\n".join([f"{result['pairs']:,} pairs", *lines])

@@ -10,11 +10,18 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.errors import expect
+from bertworks.errors import BertworksError, expect
 from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import IssueCounter, file_or_texts, names_file
+from bertworks.io.text_files import (
+    CONVERT_LINE_ENDS,
+    NO_LINE_FEED,
+    STDIN,
+    IssueCounter,
+    file_or_texts,
+    names_file,
+)
 
 _SHOWN = 200  # characters of a text
 _MEASURES = {
@@ -306,8 +313,10 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         if text == "-":
             if isinstance(sys.stdin, TextIOWrapper):
-                sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+                sys.stdin.reconfigure(encoding="utf-8", errors="replace", newline="\n")
             for number, line in enumerate(sys.stdin, 1):
+                if number == 1 and "\n" not in line and "\r" in line:
+                    raise BertworksError(NO_LINE_FEED, where=STDIN, hint=CONVERT_LINE_ENDS)
                 if line.strip():
                     yield line.rstrip("\r\n")
                 else:

@@ -192,6 +192,7 @@ class RowReader:
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n", b"[[")):
             return self._recognize_json(reader.format)
+        reader.require_line_feeds()
         sample = reader.sample()
         for pattern, (what, hint) in text_files.OTHER_FORMATS["first_lines"].items():
             require(not re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE), f"this is {what}", self.name, hint)

@@ -7,7 +7,7 @@
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -21,7 +21,7 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
-from bertworks.events import Event
+from bertworks.events import Event, no_notes
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import AT_ONCE
@@ -32,7 +32,7 @@ from bertworks.metrics.intervals import wilson_interval
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.retrieval.index import DOCUMENT_PROMPTS, RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
-from bertworks.runs.prepare import read_pairs
+from bertworks.text.translations import read_translations
 
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
@@ -123,7 +123,7 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judg
     documents, queries, judgments = dict[str, str](), dict[str, str](), list[_Judgment]()
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         with open_lines(path, str(path)) as reader:
-            lines = list(reader.lines())
+            lines = list(reader.lines(universal=True))
         matches = [(number, _JUDGMENT_LINE.fullmatch(line)) for number, line in lines if line.strip()]
         if lines and all(match for _, match in matches):
             judgments += [(m[1], m[2], int(m[3]), f"{path}:{number}") for number, m in matches if m]
@@ -195,14 +195,16 @@ def evaluate_retrieval(
 
 
 def evaluate_pairs(
-    model: str | Path, files: Sequence[str | Path], *, languages: Sequence[str] = (), device: str = "auto"
-) -> dict[str, Any]:
+    model: str | Path, files: Sequence[str | Path], *, languages: Sequence[str] = (), device: str = "auto",
+    on_note: Callable[[str], None] = no_notes,
+) -> dict[str, Any]:  # fmt: skip
     """How often the nearest sentence among all on the other side is the translation (P@1), in both directions, by the
     cosine of vectors: the mean over tokens and layers. Without a trained vector space; chance is 1 / pairs.
 
     Args:
-        files: translations, see `read_pairs`: a table of two columns, or two files.
+        files: translations, see `read_translations`: a table of two columns, or two files.
         languages: of the two sides, for a model with several.
+        on_note: is called with what a person should know: pairs that look wrong, and where they are.
 
     Raises:
         UsageError: the model has several languages, and no two are given.
@@ -211,8 +213,12 @@ def evaluate_pairs(
     Returns:
         pairs, forward and backward (fractions), intervals (95 %, Wilson), correct (for each pair, both directions).
     """
-    pairs, names = read_pairs(files), [*languages]
+    names = [*languages]
     expect(len(names) in (0, 2), f"{len(names)} languages: expected those of the two sides, or none")
+    translations = read_translations(files)
+    for note in translations.notes():
+        on_note(note)
+    pairs = translations.pairs
     sides = []
     for texts, name in zip(zip(*pairs, strict=True), names or ["", ""], strict=True):
         source = LazyModel(model, device, name)

@@ -164,10 +164,12 @@ def split_rows(
         return
     csv.field_size_limit((1 << 31) - 1)  # `largest` is the limit
     first = size = 0  # of a row: the number of its first line, its characters so far
+    last_line = ""
 
     def lines_of_rows() -> Iterator[str]:
-        nonlocal first, size
+        nonlocal first, size, last_line
         for number, line in lines:
+            last_line = line
             first = first or number
             size += len(line) + 1
             if size > largest + 1:
@@ -180,7 +182,9 @@ def split_rows(
             first = size = 0
     except csv.Error as error:
         if "new-line character" in str(error):
-            what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
+            place = last_line.find("\r")
+            what = f"a carriage return inside a cell without quotes: {last_line[max(0, place - 20) : place + 20]!r}"
+            hint = "put a space in its place, or put the cell in quotes"
         else:
             what = "a quote mark is opened here and never closed" if "end of data" in str(error) else str(error)
             hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'

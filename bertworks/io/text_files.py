@@ -37,6 +37,8 @@ LARGEST_LINE = 1 << 28  # bytes; a larger line is an error where it is not cut
 STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
 BAD_BYTES = "lines with bytes that are not text (replaced by \N{REPLACEMENT CHARACTER})"
+NO_LINE_FEED = "the lines end in carriage returns alone: only a line feed ends a line"
+CONVERT_LINE_ENDS = "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
 NULL = "places with NUL characters (dropped)"  # blocks of about 1 MB
 _SPACES = " 。　\r\t"  # where a line may be divided
 _MARK = "\udcff"  # stands for each sequence of bytes that is not text, until its line is counted
@@ -154,20 +156,35 @@ class LineReader:
         self.format = FORMATS.get(self.suffix)
         self.not_text = _not_text(self.head)
 
-    def sample(self) -> list[str]:
-        """The complete lines of `head`: the format is inferred from these."""
+    @property
+    def has_only_carriage_returns(self) -> bool:
+        """Whether the file has carriage returns and no line feed, as files of the first Macintosh computers."""
+        return b"\r" in self.head and b"\n" not in self.head
+
+    def require_line_feeds(self) -> None:
+        """Raise BertworksError if the file has carriage returns and no line feed."""
+        if self.has_only_carriage_returns:
+            raise BertworksError(NO_LINE_FEED, where=f"{self._name}:1", hint=CONVERT_LINE_ENDS)
+
+    def sample(self, *, universal: bool = False) -> list[str]:
+        """The complete lines of `head`, as `lines` yields them: the format is inferred from these."""
         head = self.head
         if len(head) >= BLOCK_SIZE // 2 and b"\n" in head:
             head = head[: head.rindex(b"\n")]
-        return _unify_line_ends(head.decode("utf-8", "replace")).split("\n")
+        text = head.decode("utf-8", "replace").replace("\r\n", "\n")
+        return (text.replace("\r", "\n") if universal else text).split("\n")
 
-    def lines(self, *, longest: int = 0, largest: int = LARGEST_LINE, exact: bool = False) -> Iterator[tuple[int, str]]:
-        r"""Yield (line number from 1, line without its end). "\r\n" and "\r" end lines too, NUL is dropped.
+    def lines(
+        self, *, longest: int = 0, largest: int = LARGEST_LINE, exact: bool = False, universal: bool = False
+    ) -> Iterator[tuple[int, str]]:
+        r"""Yield (line number from 1, line without its end). Only "\n", or "\r\n", ends a line. NUL is dropped.
 
         Args:
             longest: characters; a line that is more than 1 MB longer is divided at a space into lines of one number.
             largest: bytes of a line, if they are not divided.
-            exact: only "\n" ends lines, "\r" and NUL stay; any number of lines may have bytes that are not text.
+            exact: the "\r" before "\n" and NUL stay; any number of lines may have bytes that are not text.
+            universal: a "\r" alone ends a line too. For text that is not aligned with another file or with an output.
+                Numbers count "\n", as other programs do; in a file without "\n" they count "\r".
 
         Raises:
             BertworksError: a line is too large; unless `exact`, more than one line and more than 1 % of the lines so
@@ -183,7 +200,10 @@ class LineReader:
             if "\0" in block and not exact:
                 self.repairs.counts[NULL].add(f"{self._name}:{number}")
                 block = block.replace("\0", "")
-            block = block if exact else _unify_line_ends(block)
+            if "\r" in block and not exact:
+                block = block.replace("\r\n", "\n")
+                if universal and self.has_only_carriage_returns:
+                    block = block.replace("\r", "\n")
             lines = block.split("\n")
             for index, line in enumerate(lines) if not longest and 4 * len(block) > largest else ():
                 if 4 * len(line) > largest and len(line.encode("utf-8", "surrogatepass")) > largest:
@@ -196,7 +216,11 @@ class LineReader:
             lines = lines if lines[-1] else lines[:-1]
             if bad.count and not exact:
                 self._refuse_other_encoding(bad, number - 1 + len(lines))
-            yield from enumerate(lines, number)
+            numbered = enumerate(lines, number)
+            if universal and "\r" in block:
+                yield from ((place, part) for place, line in numbered for part in line.split("\r"))
+            else:
+                yield from numbered
             number += block.count("\n")
 
     def _refuse_other_encoding(self, bad: IssueCounter, lines: int) -> None:
@@ -361,7 +385,3 @@ def nothing_there(path: Path) -> UsageError:
     meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {quoted(folder)}`"
     what = "the glob matches nothing" if has_magic(str(path)) else "there is no such file or folder"
     return UsageError(what, where=str(path), hint=meant)
-
-
-def _unify_line_ends(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

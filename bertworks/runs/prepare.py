@@ -11,14 +11,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError, expect, quoted, require
+from bertworks.errors import expect, quoted
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, sources_of
-from bertworks.io.text_files import open_lines
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.file_groups import blocks_of, counts_of, groups, source_of
@@ -30,7 +29,6 @@ from bertworks.text.wordpiece import NewWord, extend_vocabulary
 
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
-_ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
 
 
@@ -57,32 +55,6 @@ def read_text(
     what = "a folder within the input holds a tokenizer, a model or shards, not text"  # each has that file
     expect(inner is None, what, where=inner, hint=f"move it: `mv {quoted(inner)} FOLDER`")
     return reader
-
-
-def read_pairs(files: Sequence[str | Path]) -> list[tuple[str, str]]:
-    """Translations: the two columns of a table, separated by tabs, or the lines of two files.
-
-    Raises:
-        UsageError: no file, or more than two.
-        BertworksError: one has more lines than the other, a line has no text, or not two columns.
-    """
-    expect(0 < len(files) < 3, f"{len(files)} files of translations: expected a table of two columns, or two files")
-    columns = []
-    for path in files:
-        with open_lines(as_path(path), str(path)) as reader:
-            columns.append([line for _, line in reader.lines()])
-    if len(files) == 2 and len({*map(len, columns)}) > 1:
-        what = f"{files[0]} has {len(columns[0]):,} lines, {files[1]} has {len(columns[1]):,}: expected as many"
-        shorter = int(len(columns[1]) < len(columns[0]))
-        raise BertworksError(what, where=f"{files[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED)
-    rows = [tuple(line.split("\t")) for line in columns[0]] if len(files) == 1 else list(zip(*columns, strict=True))
-    for number, row in enumerate(rows, 1):
-        what = f"{len(row)} columns: expected two, separated by a tab"
-        require(len(row) == 2, what, f"{files[0]}:{number}", _ALIGNED)
-        for side, text in enumerate(row):
-            where = f"{files[side % len(files)]}:{number}"
-            require(text.strip(), "no text on one side of a translation", where, _ALIGNED)
-    return [(a.strip(), b.strip()) for a, b in rows]
 
 
 def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:

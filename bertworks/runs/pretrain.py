@@ -26,7 +26,7 @@ from bertworks.io.atomic_write import local_path, refuse_nested, write_text
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary, read_pairs
+from bertworks.runs.prepare import extend_tokenizer, make_shards, make_vocabulary
 from bertworks.runs.pretrain_job import PretrainJob, half_of, with_teacher
 from bertworks.runs.processes import training_processes
 from bertworks.runs.request import Request, make_request, seconds_of, with_languages
@@ -286,6 +286,8 @@ def _prepare_text(
     """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they were begun."""
     if not (request.is_shards or (draft is None and "-" in request.inputs)):  # standard input cannot be read twice
         reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
+        if draft and request.parallel:
+            yield from (Event("note", text) for text in request.translations.notes())
         if draft and draft.tokenizer and request.extend_vocabulary:
             yield Event("stage", "choosing new words", {"stage": "vocabulary"})
             yield from extend_tokenizer(reader, folder, draft.tokenizer, request.extend_vocabulary, workers)
@@ -301,7 +303,7 @@ def _prepare_text(
             yield from _notes(make_shards(part, made, Tokenizer.load(folder), workers=workers))
             pairs = Manifest.load(made / "manifest.json").documents
             what = f"{made}: {pairs:,} sides of translations have tokens: expected two for each"
-            require(len(names) < 2 or pairs == 2 * len(read_pairs(request.parallel)), what, hint="leave out such pairs")
+            require(len(names) < 2 or pairs == 2 * len(request.translations.pairs), what, hint="leave out such pairs")
     usual = request.shards_folder(output, request.languages[:1])
     shards = (not verify and draft and draft.shards) or Shards.open(usual, verify=verify)
     yield from (Event("note", text) for text in shards.notes)

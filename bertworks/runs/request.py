@@ -14,11 +14,12 @@ from bertworks.errors import UsageError, expect, names_of
 from bertworks.io.atomic_write import sha256
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, StoredRows, sources_of
-from bertworks.runs.prepare import read_pairs, read_text
+from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import PretrainJob, Text
 from bertworks.runs.run_folder import absolute
 from bertworks.text.corpus import CorpusReader, Documents
 from bertworks.text.shards import Manifest, Shards, holds_shards
+from bertworks.text.translations import Translations, read_translations
 from bertworks.training.recipe import Recipe, family_recipe, packaged_recipes
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -110,9 +111,14 @@ class Request:
         return tuple(names)
 
     @cached_property
+    def translations(self) -> Translations:
+        """The pairs of `parallel`."""
+        return read_translations(self.parallel)
+
+    @cached_property
     def _pairs(self) -> StoredRows:
         column = self.text_column or "text"
-        return StoredRows([{column: side} for pair in read_pairs(self.parallel) for side in pair], "translations")
+        return StoredRows([{column: side} for pair in self.translations.pairs for side in pair], "translations")
 
     def _read(self, inputs: Sequence[str | StoredRows]) -> CorpusReader:
         return read_text(inputs, self.text_column, self.documents, self.encoding)

@@ -135,7 +135,7 @@ class FileReader:
         return "json" if head.startswith((b'{"', b"{ ")) else "text"
 
     def _text(self, reader: LineReader) -> Iterator[RawDocument]:
-        sample = reader.sample()
+        sample = reader.sample(universal=True)
         margin = margin_of(sample)
         ends, reason = (self.documents, "as set") if self.documents != "auto" else separation(sample, margin)
         how = f"{_ENDS[ends]} ({reason})"
@@ -146,7 +146,7 @@ class FileReader:
         def document() -> RawDocument:
             return RawDocument(start, lines, margin if len(lines) < _OWN_MARGIN else margin_of(lines))
 
-        for number, line in reader.lines(longest=text_files.LONGEST_PIECE):
+        for number, line in reader.lines(longest=text_files.LONGEST_PIECE, universal=True):
             blank = not line or line.isspace()
             longest = LARGEST_DOCUMENT if blank else _LONGEST_BLOCK
             is_end = ends == "blank_line" or (ends == "title" and any(map(str.strip, lines[1:])))
@@ -165,7 +165,9 @@ class FileReader:
     def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
         """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
         start, lines, inside = 1, list[str](), False
-        for number, line in itertools.chain(reader.lines(), [(0, "<doc ")]):  # the file may end in an article
+        for number, line in itertools.chain(
+            reader.lines(universal=True), [(0, "<doc ")]
+        ):  # the file may end in an article
             if line.startswith(("<doc ", "</doc>")):
                 if inside or lines:
                     yield RawDocument(start, lines, None)
@@ -177,7 +179,7 @@ class FileReader:
 
     def _json(self, reader: LineReader) -> Iterator[RawDocument]:
         def records() -> Iterator[_Record]:
-            for number, line in reader.lines():
+            for number, line in reader.lines(universal=reader.has_only_carriage_returns):
                 if not line or line.isspace():
                     continue
                 value, problem = None, 'expected a JSON object like {"text": "..."} or a JSON string'
@@ -190,10 +192,13 @@ class FileReader:
         return self._from_records(records())
 
     def _table(self, reader: LineReader) -> Iterator[RawDocument]:
-        sample = reader.sample()
+        universal = reader.has_only_carriage_returns
+        sample = reader.sample(universal=universal)
         delimiter = tables.delimiter_of(sample, reader.format)
         quoted = delimiter != "\t" or tables.quotes_matter(sample)
-        rows = tables.split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
+        # A carriage return inside a cell separates paragraphs as a vertical tab does, which `csv` takes for text.
+        lines = ((number, line.replace("\r", "\v")) for number, line in reader.lines(universal=universal))
+        rows = tables.split_rows(lines, delimiter, quoted=quoted, name=self.name)
         rows = ((number, row) for number, row in rows if row)
         first = next(rows, (0, []))
         named = tables.is_header(first[1])

@@ -1,0 +1,135 @@
+"""Parallel text: sentences and their translations, from a table of two columns or from two files of as many lines.
+
+Only a line feed ends a line. A carriage return, a line separator of Unicode (U+2028) or a NEL (U+0085) inside a line is
+part of the sentence: else all later sentences would stand beside the wrong translation.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bertworks.errors import BertworksError, expect, require
+from bertworks.events import printable
+from bertworks.io.remote import as_path
+from bertworks.io.text_files import Issues, LineReader, open_lines
+
+_ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
+_FAR = 3.0  # a pair is suspicious if its ratio of lengths differs from the usual one by this factor
+_SHORTEST_FAR = 20  # characters of the longer side of such a pair: a word and its translation may differ as much
+_SUSPICIOUS = 0.1  # a share of pairs that is worth a warning
+_INSIDE = "carriage returns inside lines (they end no line)"
+_OTHER_ENDS = "other line separators inside lines (they end no line)"
+_SEPARATORS = re.compile("[\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]")
+
+
+@dataclass(frozen=True)
+class Translations:
+    """Pairs of sentences, and what is remarkable about them.
+
+    Attributes:
+        pairs: the two sides of each line.
+        files: the names of the files, one or two.
+        issues: counts and places ("file:line") of lines that a person should look at.
+        identical: the number of pairs with the same text on both sides.
+        ratio: the median, over the pairs, of the characters of the second side for each of the first.
+        far: the number of pairs whose ratio differs from the median by a factor of more than 3.
+    """
+
+    pairs: list[tuple[str, str]]
+    files: list[str]
+    issues: Issues
+    identical: int
+    ratio: float
+    far: int
+
+    def notes(self) -> list[str]:
+        """What a person should know before the pairs are used, in sentences, with two of the pairs."""
+        number = len(self.pairs)
+        where = f"lines 1 to {number:,} of {' and '.join(self.files)}"
+        text = f"translations: {number:,} pairs, {where}; {self.identical / number:.1%} are the same on both sides; "
+        text += f"the second side has {self.ratio:.2f} times the characters of the first (median)"
+        examples = [f"example  {first[:60]!r} -> {second[:60]!r}" for first, second in self.pairs[:2]]
+        notes = [text, *examples, *(f"{name}: {counter}" for name, counter in self.issues.items() if counter.count)]
+        if self.far > _SUSPICIOUS * number:
+            notes.append("warning: the lengths of many pairs do not fit: are the two sides in the same order?")
+        if self.identical > _SUSPICIOUS * number:
+            notes.append("warning: many pairs are the same on both sides: is one side not translated?")
+        return list(map(printable, notes))
+
+
+def read_translations(files: Sequence[str | Path]) -> Translations:
+    """Translations: the two columns of a table, separated by tabs, or the lines of two files.
+
+    Raises:
+        UsageError: no file, or more than two.
+        BertworksError: a file has carriage returns in place of line feeds, one has more lines than the other, a line
+            has no text, or not two columns.
+    """
+    expect(0 < len(files) < 3, f"{len(files)} files of translations: expected a table of two columns, or two files")
+    names = list(map(str, files))
+    issues = Issues()
+    columns = []
+    for path in files:
+        with open_lines(as_path(path), str(path)) as reader:
+            columns.append(_lines(reader, str(path), issues))
+    if len(files) == 2 and len(columns[0]) != len(columns[1]):
+        what = f"{names[0]} has {len(columns[0]):,} lines, {names[1]} has {len(columns[1]):,}: expected as many"
+        shorter = int(len(columns[1]) < len(columns[0]))
+        raise BertworksError(what, where=f"{names[shorter]}:{len(columns[shorter]) + 1}", hint=_ALIGNED)
+    if len(files) == 1:
+        rows = [tuple(line.split("\t")) for line in columns[0]]
+    else:
+        rows = list(zip(*columns, strict=True))
+    require(rows, "the file has no lines", names[0], _ALIGNED)
+    return _examined([_pair(row, names, number) for number, row in enumerate(rows, 1)], names, issues)
+
+
+def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
+    """The lines of a file. Characters inside them that other programs take for line ends are counted."""
+    reader.require_line_feeds()
+    lines = []
+    for number, line in reader.lines():
+        if "\r" in line.strip():
+            issues[_INSIDE].add(f"{name}:{number}")
+        if _SEPARATORS.search(line.strip()):
+            issues[_OTHER_ENDS].add(f"{name}:{number}")
+        lines.append(line)
+    return lines
+
+
+def _pair(row: Sequence[str], names: Sequence[str], number: int) -> tuple[str, str]:
+    """The two sides of a line."""
+    require(len(row) == 2, f"{len(row)} columns: expected two, separated by a tab", f"{names[0]}:{number}", _ALIGNED)
+    first, second = row
+    return first.strip(), second.strip()
+
+
+def _examined(pairs: list[tuple[str, str]], names: list[str], issues: Issues) -> Translations:
+    """The pairs, with their issues.
+
+    Raises:
+        BertworksError: a side of a pair is empty.
+    """
+    empty = Issues()
+    for number, pair in enumerate(pairs, 1):
+        for side, text in enumerate(pair):
+            if not text:
+                empty["places"].add(f"{names[side % len(names)]}:{number}")
+    if places := empty["places"].places:
+        what = f"no text on one side of a translation, in {empty['places'].count:,} places: {empty['places']}"
+        raise BertworksError(what, where=places[0], hint=_ALIGNED)
+    usual = median(len(second) / len(first) for first, second in pairs)
+    identical = far = 0
+    for number, (first, second) in enumerate(pairs, 1):
+        place = f"{names[0]}:{number}"
+        if first == second:
+            identical += 1
+            issues["pairs with the same text on both sides"].add(place)
+        ratio = len(second) / len(first) / usual
+        if abs(math.log(ratio)) > math.log(_FAR) and max(len(first), len(second)) >= _SHORTEST_FAR:
+            far += 1
+            issues[f"pairs whose lengths differ by a factor of more than {_FAR:g} from the usual ratio"].add(place)
+    return Translations(pairs, names, issues, identical, usual, far)
