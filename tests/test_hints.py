@@ -2157,6 +2157,21 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
     pytest.fail("smaller batches do not help")
 
 
+@says("--set encoder.lm_head_act={}")
+def test_an_activation_in_the_head_for_masked_tokens_that_roberta_does_not_have(shell: Shell, text: Path) -> None:
+    settings = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "hidden_act": "relu"}
+    fields = [f"encoder.{name}={value}" for name, value in settings.items()]
+    phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
+    fields += [phases, "train.held_out_sequences=4", "vocabulary.size=300"]
+    sets = [word for field in fields for word in ("--set", field)]
+    words = ["pretrain", text, "--recipe", "roberta-small", "--device", "cpu", "--workers", "1", *sets, "-o", "out"]
+    option = shell.shows(shell.fails(*words), "--set encoder.lm_head_act={}").split()[-2:]
+    shell.works(*words, *option)
+    config = json.loads(Path("out/config.json").read_text())
+    assert (config["model_type"], config["hidden_act"]) == ("roberta", "relu")
+    assert bertworks.load("out").config.lm_head_activation == "gelu"
+
+
 @says("--set encoder.embedding_size={}", "--set sampling.format={}, and no [[objectives]] in the recipe")
 def test_networks_and_heads_that_albert_has_no_place_for(shell: Shell, text: Path, tokenizer: Path) -> None:
     settings = {"hidden_size": 16, "num_attention_heads": 2, "embedding_size": 16, "num_hidden_layers": 2}

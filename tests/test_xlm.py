@@ -137,7 +137,7 @@ def test_transformers_opens_our_files_with_no_missing_and_no_unexpected_weights(
 @pytest.mark.parametrize(("settings", "message"), [
     ({"asm": True}, "asm is True: only False is supported for xlm"),
     ({"use_lang_emb": False}, "use_lang_emb is False: only True is supported for xlm"),
-    ({"gelu_activation": False}, "gelu_activation is False: only True is supported for xlm"),
+    ({"gelu_activation": 1}, "gelu_activation is '1': expected one of true, false"),
     ({"summary_activation": "tanh"}, "summary_activation is 'tanh': only null is supported for xlm"),
     ({"causal": True, "architectures": ["XLMForSequenceClassification"]},
      "pools the first token, which has read nothing"),

@@ -8,7 +8,7 @@ configuration first: a name, a shape or a size that does not fit is an error.
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -146,6 +146,7 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     types = config.type_vocab_size
     what = f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of one type"
     require(not types or types != family.untyped, what, hint="use type_vocab_size 0, or 2 and more")
+    free |= {"lm_head_act"}  # `check_lm_head_act`: such a network has a model_type of its own
     for name, value in vars(family.default_of(family.is_decoder(config))).items():
         if name not in family.settings.values() and getattr(config, name) != value and name not in free:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
@@ -163,19 +164,40 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         raise BertworksError(f"{what}, so it must be {expected}", hint=hint)
 
 
+def check_lm_head_act(config: EncoderConfig) -> None:
+    """Raises BertworksError for a head for masked tokens with another activation than that of its family. transformers
+    has no such network: existing ones are read, new ones are not trained."""
+    if not _has_own_lm_head_act(config):
+        return
+    expected = FAMILIES[config.family].lm_head_act or config.hidden_act
+    what = f"the head for masked tokens has the activation {config.lm_head_activation!r}: in {config.family} with"
+    what += f" hidden_act {config.hidden_act!r} it is {expected!r}"
+    raise BertworksError(what, hint=f"--set encoder.lm_head_act={expected}")
+
+
+def _has_own_lm_head_act(config: EncoderConfig) -> bool:
+    expected = FAMILIES[config.family].lm_head_act or config.hidden_act
+    return config.lm_head == "transform" and config.lm_head_activation != expected
+
+
 def num_parameters(config: EncoderConfig, heads: Collection[Head]) -> int:
     """Parameters of a network and its heads in the files of its family, with unused rows of the position table."""
     return config.num_parameters(*heads) + FAMILIES[config.family].unused_positions * config.embedding_width
 
 
 def config_to_huggingface(
-    config: EncoderConfig, *, architectures: Collection[str], pad_token_id: int = 0
+    config: EncoderConfig,
+    *,
+    architectures: Collection[str],
+    pad_token_id: int = 0,
+    token_ids: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The content of config.json, every field written, with real types.
 
     Args:
         architectures: their class that the saved parameters are of, such as `BertForPreTraining`.
-        pad_token_id: of the tokenizer that is saved in the same folder.
+        pad_token_id: of the tokenizer that is saved in the same folder; negative: it has none.
+        token_ids: the ids of its tokens, by token and by role, such as "cls_token".
 
     Raises:
         BertworksError: see `check_representable`; a padding token from which positions would be counted otherwise.
@@ -197,16 +219,37 @@ def config_to_huggingface(
         name = family.settings[key]
         values[name] = next(json.loads(theirs) for theirs, ours in meanings.items() if ours == values[name])
     given = vars(family.default) | {name: value for name, value in values.items() if value is not None}
+    numbers = {key: (token_ids or {}).get(token) for key, token in family.token_ids.items()}
+    if family.earlier_null in numbers and numbers[family.earlier_null] is None:
+        del numbers[family.earlier_null]  # a null there means a file of an earlier version
     settings = {
         "model_type": config.family,
+        **_own_lm_head(config, architectures),
         "architectures": list(architectures),
-        "pad_token_id": pad_token_id,
+        "pad_token_id": pad_token_id if pad_token_id >= 0 else None,
+        **numbers,
         **{theirs: given[ours] for theirs, ours in family.settings.items()},
         **family.written,
         **dict.fromkeys(family.written_as_null),
         **({"is_decoder": True} if family.is_decoder(config) else {}),
     }
     return dict(sorted(settings.items()))
+
+
+def _own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[str, str]:
+    """Settings of a saved head for masked tokens that transformers does not have: with its own model_type,
+    transformers refuses the folder instead of computing another function. Without such a head: none."""
+    classes = FAMILIES[config.family].pretraining_of(config).items()
+    has_lm_head = any("lm_head" in heads.split() and name in architectures for heads, name in classes)
+    if not has_lm_head or not _has_own_lm_head_act(config):
+        return {}
+    return {"model_type": own_type(config.family), "lm_head_act": config.lm_head_activation}
+
+
+def is_own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> bool:
+    """Whether transformers refuses a folder of this network, saved as one of these classes, because of its head for
+    masked tokens."""
+    return bool(_own_lm_head(config, architectures))
 
 
 def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = None) -> EncoderConfig:
@@ -236,6 +279,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     for theirs, ours in family.settings.items():
         default = getattr(family.default, ours)
         values[ours] = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
+    values["lm_head_act"] = _lm_head_act(settings, family, values["hidden_act"], where)
     values["max_position_embeddings"] -= family.unused_positions
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
     if values["direction"] == "left_to_right" and values["pooler"] == "first":
@@ -254,13 +298,39 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         raise BertworksError(str(error), where=where, hint=_CORRECT) from error
 
 
+def _lm_head_act(settings: Mapping[str, Any], family: Family, hidden_act: str, where: str | None) -> str:
+    """The activation in the head for masked tokens; "" where it is that of the layers.
+
+    A folder says so where the head is not that of its family (`_own_lm_head`). bertworks 0.1.0 gave a RoBERTa the
+    activation of its layers and did not say so: its files are known by a null that transformers does not write.
+    """
+    if "lm_head_act" in settings:
+        name = settings["lm_head_act"]
+        known = get_args(get_type_hints(EncoderConfig)["lm_head_act"])
+        require(name in known, f"lm_head_act is {name!r:.60}: expected one of {', '.join(known[1:])}", where, _CORRECT)
+        return "" if name == hidden_act else str(name)
+    if is_of_first_version(settings):
+        return ""
+    return "" if family.lm_head_act == hidden_act else family.lm_head_act
+
+
+def is_of_first_version(settings: Mapping[str, Any]) -> bool:
+    """Whether a config.json was written by bertworks 0.1.0, in a family in which it computed another head for masked
+    tokens than transformers."""
+    family = FAMILIES[_family_name(_kind(settings))]
+    is_null = family.earlier_null in settings and settings[family.earlier_null] is None
+    return is_null and "transformers_version" not in settings
+
+
 def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
     """What a config.json says beyond what an EncoderConfig and a head do, to be written again; and the names of what is
     left out. head: whether there is one whose labels are given elsewhere."""
     family = FAMILIES.get(_family_name(_kind(settings)), FAMILIES["bert"])
-    ours = {*family.settings, "model_type", "architectures"}
+    ours = {*family.settings, "model_type", "architectures", "lm_head_act"}
     ours |= {"pad_token_id", "is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
     kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
+    # The ids of the tokenizer replace a null: without an id transformers would take that of the published models.
+    kept = {name: value for name, value in kept.items() if value is not None or name not in family.token_ids}
     return kept, sorted((_NOT_KEPT | (set() if head else _OF_LABELS)) & settings.keys())
 
 

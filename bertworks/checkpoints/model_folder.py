@@ -186,8 +186,10 @@ def save_model(
 
 def save_settings(folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any]) -> None:
     """Write config.json and the tokenizer files. head: its settings in config.json."""
+    numbers = {token: number for number, token in enumerate(tokenizer.tokens)}
+    roles = {role: numbers[token] for role, token in tokenizer.special_tokens.items() if token in numbers}
     settings = hf_mapping.config_to_huggingface(
-        config, architectures=head["architectures"], pad_token_id=tokenizer.pad_id
+        config, architectures=head["architectures"], pad_token_id=tokenizer.pad_id, token_ids=numbers | roles
     )
     write_text(folder / "config.json", json.dumps(settings | dict(head), indent=2) + "\n")
     tokenizer.save(folder, has_types=config.type_vocab_size > 1 and not config.languages)

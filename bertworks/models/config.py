@@ -40,6 +40,8 @@ class EncoderConfig:
     embedding_norm: layer norm over the sum of the embeddings.
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
     hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released code.
+    lm_head_act: the activation in the head that predicts masked tokens; "": hidden_act. The published RoBERTa and
+        ELECTRA always have "gelu" there.
     hidden_dropout, attention_dropout: probabilities of zeroing.
     sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None: hidden_dropout.
     token_dropout: sequence_dropout also before the output layer for tokens (ALBERT).
@@ -74,6 +76,7 @@ class EncoderConfig:
     embedding_norm: bool = True
     embedding_scale: bool = False
     hidden_act: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    lm_head_act: Literal["", "gelu", "gelu_tanh", "relu"] = ""
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
     sequence_dropout: float | None = None
@@ -121,6 +124,11 @@ class EncoderConfig:
     def ffn_size(self) -> int:
         """The width between the two matrices of a feed-forward layer."""
         return self.intermediate_size or 4 * self.hidden_size
+
+    @property
+    def lm_head_activation(self) -> str:
+        """The activation in the head that predicts masked tokens."""
+        return self.lm_head_act or self.hidden_act
 
     @property
     def embedding_width(self) -> int:

@@ -288,7 +288,7 @@ class LMHead(nn.Module):
         super().__init__()
         transforms, width = c.lm_head == "transform", c.embedding_width
         self.dense = Linear(c.hidden_size, width) if transforms else None
-        self.activation = ACTIVATIONS[c.hidden_act]
+        self.activation = ACTIVATIONS[c.lm_head_activation]
         self.norm = nn.LayerNorm(width, c.layer_norm_eps) if transforms else None
         self.bias = nn.Parameter(torch.zeros(c.vocab_size)) if c.lm_head != "plain" else None
         initialize(self, c)

@@ -16,7 +16,7 @@ import torch
 
 from bertworks.batching.batch import Batch
 from bertworks.batching.sampling import FORMATS
-from bertworks.checkpoints.hf_mapping import can_hold, check_representable, num_parameters
+from bertworks.checkpoints.hf_mapping import can_hold, check_lm_head_act, check_representable, num_parameters
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import add_overrides, dump_recipe, override, parse_overrides
@@ -231,6 +231,8 @@ def _draft(request: Request, device: torch.device, starts: bool = True) -> _Draf
     # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
     vocab_size = vocab_size or min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else recipe.vocabulary.pad_id)
+    if not request.init:  # an existing network keeps its function
+        check_lm_head_act(recipe.encoder)
     _check_heads(recipe)
     parameters = num_trained(_with_vocabulary(recipe, vocab_size))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32

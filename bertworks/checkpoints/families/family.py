@@ -18,7 +18,7 @@ Rows = Mapping[str, Sequence[str]]
 # Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files it is exact.
 GELUS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "gelu_python": "gelu", "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
 }  # fmt: skip
 
 
@@ -38,6 +38,9 @@ class Family:
     always_projects: files have a projection of the embeddings even where its two widths are equal.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
     activations: names of activation functions in these files: ours.
+    lm_head_act: the activation in the head for masked tokens, of all networks of the family; "": that of the layers.
+    earlier_null: a key of config.json by which files of bertworks 0.1.0 are known: it is null there, and there is no
+        `transformers_version`; "": they need not be known. See `hf_mapping.is_of_first_version`.
     flags: key of config.json: what its values, in JSON, are in ours.
     untyped: this number of token types in config.json means that there is no table of them.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
@@ -47,6 +50,7 @@ class Family:
     required: settings that change what is computed, and the only value that is supported.
     required_null: settings that change what is computed, and must be null or absent.
     written, written_as_null: further settings that are written.
+    token_ids: key of config.json: the token whose id is written there, or the name of its role, such as "cls_token".
     pretraining: heads that a state holds, in alphabetical order: the class that saves exactly these.
     decoder_pretraining: the same for files with `is_decoder: true`.
     tasks: our task: the class.
@@ -65,6 +69,8 @@ class Family:
     always_projects: bool = False
     settings: Mapping[str, str]
     activations: Mapping[str, str] = field(default_factory=lambda: GELUS)
+    lm_head_act: str = ""
+    earlier_null: str = ""
     flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     untyped: int = 0
     default: EncoderConfig
@@ -73,6 +79,7 @@ class Family:
     required_null: tuple[str, ...] = ()
     written: Mapping[str, Any] = field(default_factory=dict)
     written_as_null: tuple[str, ...] = ()
+    token_ids: Mapping[str, str] = field(default_factory=dict)
     pretraining: Mapping[str, str] = field(default_factory=dict)
     decoder_pretraining: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
