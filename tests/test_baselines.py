@@ -378,7 +378,7 @@ def test_of_many_held_out_rows_vectors_answer_a_sample(
         ("full", ("full",), "frozen vectors", "--method frozen, more rows"),
         ("full", ("full", "frozen"), "frozen vectors", ": more rows"),  # `auto` has compared both
         ("frozen", ("frozen",), "bag of words", "--method full, more rows"),
-        ("frozen", ("frozen",), "frozen vectors of 9 rows", "--method full, more rows"),
+        ("frozen", ("frozen",), "features of words", "--method full, more rows"),
         ("cosine", ("cosine",), "frozen vectors", "--method frozen, more rows"),
         ("cosine", ("cosine",), "cosine", "--method full, more rows"),
     ],

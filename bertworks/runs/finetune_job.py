@@ -57,6 +57,7 @@ class FinetuneRequest:
     recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
     task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of 0 and 1.
     group: a column; rows with the same value stay on one side of the split.
+    positive: of two classes the one whose F1 is reported; None: inferred, see `data_splits.choose_positive`.
     metric: the metric that is reported first, and compares methods and checkpoints; None: that of the task.
     read: how the files are read.
     precision: None: that of the recipe.
@@ -83,6 +84,7 @@ class FinetuneRequest:
     text: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     group: str | None = None
+    positive: str | None = None
     metric: str | None = None
     read: ReadOptions = ReadOptions()
     precision: str | None = None
@@ -196,7 +198,7 @@ class FinetuneJob:
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
             group=request.group, read=request.read, validation=request.validation,
-            whole_documents=recipe.document_context,
+            whole_documents=recipe.document_context, positive=request.positive,
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
@@ -327,7 +329,7 @@ class FinetuneJob:
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
     def describe(self, figures: Mapping[str, float]) -> str:
-        return format_metrics(figures)
+        return format_metrics(figures, positive=self.description.positive_label)
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         assert isinstance(network, TaskModel)

@@ -21,7 +21,6 @@ from bertworks.config import option_of
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.task_metrics import format_metrics
 from bertworks.io.atomic_write import write_text
 from bertworks.io.tables import Data
 from bertworks.runs.finetune import End, evaluate_on_dev, finetuning, make_finetune_request, open_trained
@@ -35,7 +34,9 @@ from bertworks.training.task_heads import JointModel, TaskModel
 from bertworks.training.vocab_subset import VocabSubset
 
 # Options of one data set, and their values that mean nothing
-_OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(("dev", "task", "text", "label", "group", "metric"), (None, ()))
+_OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    ("dev", "task", "text", "label", "group", "positive", "metric"), (None, ())
+)
 _OF_ONE |= {"budget": (None,), "method": ("auto", "full"), "validation": ("auto", "split"), "sweep": (None, ())}
 _OF_ONE |= {"seeds": (1,), "folds": (0,), "teacher": (None,)}
 
@@ -123,7 +124,7 @@ class JointJob(FinetuneJob):
         return {key.removeprefix(start): value for key, value in figures.items() if key.startswith(start)}
 
     def describe(self, figures: Mapping[str, float]) -> str:
-        return "; ".join(f"{name}: {format_metrics(self.of_task(name, figures))}" for name in self.jobs)
+        return "; ".join(f"{name}: {job.describe(self.of_task(name, figures))}" for name, job in self.jobs.items())
 
     def flops_per_token(self, step: int) -> float:
         return fmean(job.flops_per_token(step) for job in self.jobs.values())
