@@ -1,5 +1,6 @@
 """What a fine-tuning says of its model: which class F1 is of, whether anything was learned, what is not found."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -15,13 +16,15 @@ from bertworks.batching.features import Features
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig, read_task_json
 from bertworks.datasets.schema import Item, Schema
+from bertworks.datasets.values import similar_labels
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.task_metrics import compute_metrics, format_never_found, task_results
 from bertworks.runs.baselines import FINETUNED, compare_baselines
 from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task, read_data
-from bertworks.runs.finetune import finetune
+from bertworks.runs.dataset_report import check_file
+from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.training.recipe import load_finetune_recipe
 
 
@@ -234,3 +237,66 @@ def test_labels_that_are_never_found_are_those_without_a_right_answer() -> None:
     assert format_never_found(results["never_found"]) == shown
     assert format_never_found({"d": 1}) == "the model does not find the only row of 'd'"
     assert format_never_found({}) == ""
+
+
+# --- words about the data ---
+
+
+def test_a_label_of_the_held_out_rows_alone_is_no_spelling_mistake() -> None:
+    """HUM and NUM are two labels of TREC; "postive" is none."""
+    assert similar_labels("HUM", ["NUM", "LOC", "ENTY"]) == []
+    assert similar_labels("postive", ["positive", "negative"]) == ["positive"]
+
+
+def test_the_hint_names_a_pair_in_the_order_of_its_columns(tmp_path: Path) -> None:
+    """Which text follows from which matters: the shorter one may be the second."""
+    long, short = "the dogs of the town walk along the river every day", "some dogs walk near the water"
+    rows = [f"{n},{long} {n},{short} {n},{'yes' if n % 2 else 'no'}" for n in range(20)]
+    for name, header in (("a.csv", "n,source,remark,label"), ("b.csv", "n,remark,source,label")):
+        swapped = rows if name == "a.csv" else [f"{n},{short} {n},{long} {n},yes" for n in range(20)]
+        (tmp_path / name).write_text("\n".join([header, *swapped]))
+        with pytest.raises(UsageError, match="several columns hold texts") as error:
+            read_data(tmp_path / name)
+        _, first, second, _ = header.split(",")
+        assert str(error.value.hint).endswith(f"or --text {first} --text {second}")
+
+
+def test_a_single_label_more_is_listed_and_not_counted(model: Path, tmp_path: Path) -> None:
+    for count in (9, 10):
+        path = tmp_path / f"{count}.csv"
+        rows = [f"a film {n},label {n % count}" for n in range(count * 6)]
+        path.write_text("\n".join(["text,label", *rows]))
+        text = str(check_file(path, model=model))
+        assert "1 others" not in text
+        assert ("and 2 others" in text) == (count == 10)
+        assert ("label 8  " in text) == (count == 9)
+
+
+def test_a_time_is_never_nothing_and_includes_the_comparison(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "d.csv", 30)
+    request = make_finetune_request(data, model=model, method="frozen")
+    seconds = {}
+    for compares in (True, False):
+        events = finetune_events(tmp_path / str(compares), request, device="cpu", compares=compares)
+        plan = next(event for event in events if event.kind == "plan")
+        assert "about 0 s" not in plan.text
+        seconds[compares] = plan.fields["estimated_seconds"]
+    assert seconds[False] > 0
+    assert seconds[True] > 0
+
+
+def test_errors_are_introduced(model: Path, tmp_path: Path) -> None:
+    """The first rows are those that contradict the model most clearly: they may be errors of the data."""
+    rows = [f"a {'good' if n % 2 else 'bad'} film,{'pos' if n % 2 else 'neg'}" for n in range(40)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
+    wrong = ["a good film indeed,neg", "a bad film indeed,pos", "a good film,neg", "a good film,pos"]
+    (tmp_path / "dev.csv").write_text("\n".join(["text,label", *wrong]))
+    output = tmp_path / "out"
+    data = {"data": tmp_path / "d.csv", "dev": tmp_path / "dev.csv"}
+    finetune(**data, model=model, method="frozen", output=output, device="cpu")
+    with (output / "errors.csv").open(newline="") as file:
+        scores = [float(row["gold_score"]) for row in csv.DictReader(file)]
+    assert scores == sorted(scores)
+    text = read_json(output / "finished.json")["text"]
+    assert scores
+    assert "wrong labels of the data are among them" in text

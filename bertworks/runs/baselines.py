@@ -53,7 +53,7 @@ _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
 _ABSENT = -30.0  # the logit of what never occurs in the training rows
 _MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a bag of words, or a tagger, learns
 _ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens of rows that are encoded to learn from
-_HELD_OUT_WORK = 2  # times this for the rows that are predicted
+HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
 _AT_ONCE = 1 << 12  # words of which features are in memory
 _MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
@@ -151,7 +151,7 @@ def _predictions(
     """Of each method but the trivial one: its name, the rows from which it learns, the numbers of the rows that it
     predicts, and the logits of these."""
     most_terms, most_tokens = (most // max(2, len(d.labels)) for most in (_MAX_TERMS, _MAX_TOKENS))
-    numbers = sorted(_sampled(rows, _HELD_OUT_WORK * encoder.max_tokens // folds, seed))
+    numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
     every, new = range(len(rows)), [rows[n] for n in numbers]
     if d.task == "choice":
         vectors = [encoder.texts(row.item.texts) for row in new]

@@ -34,9 +34,17 @@ from bertworks.io.atomic_write import local_path, refuse_nested, write_json, wri
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import intervals
-from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
+from bertworks.runs.baselines import (
+    HELD_OUT_WORK,
+    OWN,
+    Answers,
+    FrozenEncoder,
+    baseline_answers,
+    compare_baselines,
+    format_baselines,
+)
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
-from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
+from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, Forecast, forecast
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
 from bertworks.runs.request import seconds_of
@@ -133,7 +141,7 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
         UsageError: it is too short for a single epoch.
     """
     recipe = job.recipe
-    seconds = forecast(job, job.device, processes) * trainings(job) / recipe.epochs  # of an epoch
+    seconds = forecast(job, job.device, processes).training * trainings(job) / recipe.epochs  # of an epoch
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
     frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
@@ -155,7 +163,12 @@ def _train(
     if processes.first:
         write_json(output / "data.json", survey)
         # Before the first step that all processes compute together.
-        seconds = forecast(job, device, processes.count) * trainings(job)
+        found = forecast(job, device, processes.count)
+        seconds = found.training * trainings(job)
+        if "frozen" in methods:  # its features are computed once
+            seconds += found.token * num_tokens(job.groups)
+        if compares:
+            seconds += forecast_comparison(job, device, found)
         processes.meet(output)
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from job.featurize.examples(job.train)
@@ -171,6 +184,18 @@ def _train(
     results = {name: result[name] for name in ("figures", "metric", "score")} | {"method": job.method}
     results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
     return text, done.fields | results | {"best": done.fields["best"] or {}}, job.recipe
+
+
+def forecast_comparison(job: FinetuneJob, device: torch.device, found: Forecast) -> float:
+    """Seconds of the comparison with simple methods: of the encoder, which takes nearly all of them where it is large.
+    The linear models of words take a few more."""
+    if job.description.task == "qa":  # no method encodes
+        return 0.0
+    encoder = FrozenEncoder(job.model, device, job.description.max_length)
+    folds = EVALUATED if job.data.is_validated else 1
+    most = (folds + HELD_OUT_WORK) * encoder.max_tokens
+    every = num_tokens(job.groups) + (0 if job.data.is_validated else num_tokens(job.dev_units))
+    return found.token * min(most, every)
 
 
 def _fit(job: FinetuneJob, output: Path) -> Event:
@@ -309,7 +334,7 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
         f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{layers}{lstm}{teacher}\n"
         f"method       {methods[0]}{clearly}\n"
         f"training     {steps if job.method != 'frozen' else 'a linear head on the vectors of the frozen model'}\n"
-        f"time         about {duration(seconds)} on this machine"
+        f"time         about {duration(max(1, seconds))} on this machine"
     )
 
 
