@@ -353,7 +353,7 @@ def test_of_many_held_out_rows_vectors_answer_a_sample(
     tokens = sum(len(example.input_ids) for row in work.dev for example in row.unit)
     whole = answers_of(work)
     most = FrozenEncoder(work.model, CPU, 64).max_tokens
-    monkeypatch.setattr(baselines, "_HELD_OUT_WORK", 0.5 * tokens / most)
+    monkeypatch.setattr(baselines, "HELD_OUT_WORK", 0.5 * tokens / most)
     found = answers_of(work)
     sampled = {method.partition(" on ")[0]: answers for method, answers in found.items() if " on " in method}
     assert sampled.keys() == whole.keys() & {"frozen vectors", "cosine", "most similar choice"}
@@ -378,7 +378,7 @@ def test_of_many_held_out_rows_vectors_answer_a_sample(
         ("full", ("full",), "frozen vectors", "--method frozen, more rows"),
         ("full", ("full", "frozen"), "frozen vectors", ": more rows"),  # `auto` has compared both
         ("frozen", ("frozen",), "bag of words", "--method full, more rows"),
-        ("frozen", ("frozen",), "frozen vectors of 9 rows", "--method full, more rows"),
+        ("frozen", ("frozen",), "features of words", "--method full, more rows"),
         ("cosine", ("cosine",), "frozen vectors", "--method frozen, more rows"),
         ("cosine", ("cosine",), "cosine", "--method full, more rows"),
     ],

@@ -2327,6 +2327,41 @@ def test_tasks_of_models_that_read_from_left_to_right(shell: Shell, model: Path)
     shell.works("finetune", "near.csv", *command)
 
 
+@says("--positive {}", "{}, {}; --positive {} reports that of the other label", "leave out --positive")
+def test_the_class_whose_f1_is_reported(shell: Shell, model: Path) -> None:
+    rows = [(f"a film {n}", "junk mail" if n % 5 == 0 else "ham") for n in range(20)]
+    data = table("mail.csv", ("text", "label"), *rows)
+    answer = shell.works("check", data, "--model", model)
+    assert "F1 of        'junk mail', the rarer of the two labels" in answer
+    note = shell.shows(answer, "{}, {}; --positive {} reports that of the other label")
+    assert "--positive ham" in note
+    shell.works("check", data, "--model", model, "--positive", "ham")
+    refused = shell.fails("check", data, "--model", model, "--positive", "spam")
+    options = shlex.split(shell.shows(refused, "--positive {}").split(" or ")[1])
+    assert "F1 of        'junk mail'" in shell.works("check", data, "--model", model, *options)
+    three = table("three.csv", ("text", "label"), *((f"a film {n}", "abc"[n % 3]) for n in range(12)))
+    answer = shell.fails("check", three, "--model", model, "--positive", "a")
+    shell.shows(answer, "leave out --positive")
+    shell.works("check", three, "--model", model)
+
+
+@says("--max-length {}", "--set class_weights=balanced")
+def test_advice_at_the_end_of_a_training(shell: Shell, model: Path) -> None:
+    """The last line names what the warnings about the data have found."""
+    rows = [(f"{SENTENCE} {n}", "rare" if n % 9 == 0 else "often") for n in range(45)]
+    data = table("d.csv", ("text", "label"), *rows)
+    command = ("finetune", data, "--model", model, "--device", "cpu", "--method", "frozen")
+    answer = shell.works(*command, "--max-length", "16", "-o", "short").partition("what can help: ")[2]
+    shell.shows(answer, "--max-length {}")
+    length = re.match(r"--max-length \d+", answer)
+    assert length is not None
+    options = [*shlex.split(length[0]), *shlex.split(shell.shows(answer, "--set class_weights=balanced"))]
+    answer = shell.works(*command, *options, "-o", "long").partition("what can help: ")[2].splitlines()[0]
+    assert "more rows" in answer
+    assert "--max-length" not in answer
+    assert "class_weights" not in answer
+
+
 @says("leave out {}; or --method full")
 def test_a_setting_that_a_method_does_not_use(shell: Shell, model: Path) -> None:
     rows = [(f"a {label} film {n}", label) for n in range(12) for label in ("good", "bad")]

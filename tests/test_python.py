@@ -354,7 +354,8 @@ def test_predictions_of_a_frame(trained: tuple[list[dict[str, Any]], Path], monk
     fake = types.SimpleNamespace(DataFrame=Frame)
     monkeypatch.setitem(sys.modules, "pandas", fake)
     found = predictor.predict_frame(Frame(rows, index="the index"), probabilities=True)
-    assert (found.index, found.columns) == ("the index", ["predicted_label", "predicted_score", "predicted_scores"])
+    columns = ["predicted_label", "predicted_score", "predicted_scores", "truncated_tokens"]
+    assert (found.index, found.columns) == ("the index", columns)
     assert [row["predicted_label"] for row in found.rows] == [answer["label"] for answer in predictor.predict(rows)]
     assert predictor.predict_frame(rows).index is None  # a list has a method of that name
 

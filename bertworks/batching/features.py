@@ -4,7 +4,7 @@
 - `Featurizer`: items of a task -> `Features`; some of them in words.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress, groupby, islice
@@ -113,6 +113,60 @@ class Features(NamedTuple):
         """Tagging, spans: the words or tokens that are predicted."""
         has_offsets, text = self.item.raw or len(self.offsets), self.item.texts[0]
         return [text[start:end] for start, end in self.offsets.tolist()] if has_offsets else self.item.texts
+
+
+@dataclass
+class Truncation:
+    """How many rows were longer than the model reads, and how much of them was left out.
+
+    rows: all of them; truncated: those that lost their end.
+    tokens_read, tokens_left_out: of the truncated rows, without special tokens.
+    """
+
+    rows: int = 0
+    truncated: int = 0
+    tokens_read: int = 0
+    tokens_left_out: int = 0
+
+    def add(self, tokens_read: int, tokens_left_out: int) -> None:
+        """Count a row. tokens_read: without special tokens."""
+        self.rows += 1
+        if tokens_left_out:
+            self.truncated += 1
+            self.tokens_read += tokens_read
+            self.tokens_left_out += tokens_left_out
+
+    def add_features(self, features: Features, tokenizer: Tokenizer) -> None:
+        """Count an item as the network reads it."""
+        tokens_read = 0
+        if features.num_truncated:
+            special = list(tokenizer.special_ids - {tokenizer.unk_id})
+            tokens_read = sum(int(np.isin(one.input_ids, special, invert=True).sum()) for one in features.unit)
+        self.add(tokens_read, features.num_truncated)
+
+    @property
+    def share(self) -> float:
+        """The fraction of the tokens of the truncated rows that was left out; 0 if there are none."""
+        return self.tokens_left_out / max(1, self.tokens_read + self.tokens_left_out)
+
+    def as_dict(self) -> dict[str, float]:
+        """As in results: `truncated` (rows), `truncated_tokens` and `truncated_share` (of the tokens of these rows)."""
+        return {
+            "truncated": self.truncated,
+            "truncated_tokens": self.tokens_left_out,
+            "truncated_share": self.share,
+        }
+
+
+def format_truncation(result: Mapping[str, Any], what: str = "rows") -> str:
+    """How many rows were truncated, in a sentence; "": none.
+
+    result: `rows`, and those of `Truncation.as_dict`. what: what they are.
+    """
+    if not result["truncated"]:
+        return ""
+    rows = f"{result['truncated']:,} of {result['rows']:,} {what} were truncated"
+    return f"{rows}: {result['truncated_share']:.1%} of their tokens were left out"
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class TaskConfig(Settings):
     threshold, temperature: see `inference.decoding`.
     vectors: what of a sequence is classified, see `training.task_heads`.
     bare_types: see `Schema`.
+    positive: of two classes the one whose F1 is reported; None: the second one, as in folders of earlier versions.
     """
 
     task: TaskType
@@ -64,6 +65,14 @@ class TaskConfig(Settings):
     vectors: SentenceVectors = "pooler"
     temperature: AboveZero = 1.0
     bare_types: bool = False
+    positive: str | None = None
+
+    @property
+    def positive_label(self) -> str | None:
+        """The class whose F1 is reported; None: there are not two classes."""
+        if self.task != "classification" or len(self.labels) != 2:
+            return None
+        return self.labels[1] if self.positive is None else self.positive
 
     def is_own(self, c: EncoderConfig) -> bool:
         """Whether transformers has no such network, on an encoder of this configuration."""
@@ -163,6 +172,8 @@ def read_task_json(path: Path) -> TaskConfig:
         require({"labels", "text"} <= content.keys(), "labels or text is missing")
         task = build(TaskConfig, given, lambda _: str(path))
         require(task.max_length >= 3, f"max_length is {task.max_length}: expected 3 or more")
+        is_known = task.positive is None or task.positive in task.labels
+        require(is_known, f"the positive label {task.positive!r} is not one of the labels")
         names, columns = sorted(task.labels), sorted(task.label)
         require(len({*names}) == len(names) <= MAX_LABELS, "two labels have the same name, or there are too many")
         is_one_each = task.task == "multilabel" and columns == names

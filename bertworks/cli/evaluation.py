@@ -89,16 +89,22 @@ def task(
         bertworks evaluate task MODEL test.csv
         bertworks evaluate task MODEL test.csv --errors errors.csv
     """
-    from bertworks.inference.task_metrics import format_metrics
+    from bertworks.batching.features import format_truncation
+    from bertworks.inference.task_metrics import format_metrics, format_never_found
 
     refuse_existing(errors, overwrite)
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision, "on_note": console.say}
     result = bw.evaluate_task(
         bw.task_folder(model, joint_task), data, errors=errors, text=text or [], label=label, **options
     )
-    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'])}"]
+    positive = result["positive"]
+    lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'], positive)}"]
     if exact := result.get("figures_fp32"):
-        lines.append(f"in fp32: {format_metrics(exact)}")
+        lines.append(f"in fp32: {format_metrics(exact, positive=positive)}")
+    if result["truncated"]:
+        lines.append(f"WARNING: {format_truncation(result)}; these are figures of their beginnings")
+    if result["never_found"]:
+        lines.append(f"WARNING: {format_never_found(result['never_found'])}")
 
     def shown(row: dict[str, float]) -> str:
         return "  ".join(f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in row.items())
@@ -256,9 +262,13 @@ def pairs(
         bertworks evaluate pairs MODEL test.en test.de --language en --language de
         bertworks evaluate pairs minilm pairs.tsv
     """
+    from bertworks.batching.features import format_truncation
+
     result = bw.evaluate_pairs(model, files, languages=language or (), device=device, on_note=console.say)
     sides = result["intervals"].items()
     lines = [f"{name:8}  P@1 {result[name]:.1%} ({low:.1%} to {high:.1%})" for name, (low, high) in sides]
+    if result["truncated"]:
+        lines.append(f"WARNING: {format_truncation({'rows': 2 * result['pairs'], **result}, 'texts')}")
     return result, "\n".join([f"{result['pairs']:,} pairs", *lines])
 
 
@@ -332,6 +342,7 @@ def ablation(
 
 
 def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:
-    counts = "  ".join(f"{value:,} {name}" for name, value in result.items() if isinstance(value, int))
+    sizes = {name: value for name, value in result.items() if isinstance(value, int) and "truncated" not in name}
+    counts = "  ".join(f"{value:,} {name}" for name, value in sizes.items())
     shown = ((name, "  ".join(f"{k} {v:.4f}" for k, v in result[name].items())) for name in names if name in result)
     return result, f"{counts}\n{console.table(shown)}"

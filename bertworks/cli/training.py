@@ -155,6 +155,7 @@ class Meaning:
         text: Column of the text; give two for pairs. Unset: inferred and printed. Repeatable.
         label: Column of the label; give several if each holds 0 and 1. Unset: inferred and printed.
         group: Rows with the same value in this column stay on one side of the split.
+        positive: Of two classes the one whose F1 is reported. Unset: 1, yes, true or pos, else the rarer one.
     """
 
     dev: str | None = None
@@ -163,6 +164,7 @@ class Meaning:
     text: console.Repeatable = None
     label: console.Repeatable = None
     group: str | None = None
+    positive: str | None = None
 
 
 Meanings = Annotated[Meaning, Parameter("*")]
@@ -259,7 +261,7 @@ def finetune(
             with a train and a dev file. With --joint several.
         method: full: train the whole network. frozen: a linear head on its vectors, in seconds. cosine: compare pairs
             by the cosine of their vectors, and train from there. auto: with few rows cosine for pairs, full for other
-            data, unless another one is clearly better on rows that it did not see; else full.
+            data, unless another one is clearly better in a cross-validation; else full.
         validation: Without a dev file. split: a random tenth of the rows is dev. folds: scores come from a
             cross-validation, the model from all rows. auto: folds for fewer than 2,000 rows.
         budget: Time of each run (5m, 1h): fewer epochs, if those of the recipe take longer.

@@ -278,9 +278,11 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     if len(long) == 2 and longest.name in long and _are_nameless(columns):
         return tuple(long)
     if others := [name for name in long if name != longest.name and not is_one]:
-        one, two = (f"--text {quoted(name)}" for name in (longest.name, others[0]))
-        names = ", ".join(map(repr, (longest.name, *others)))
-        raise UsageError(f"several columns hold texts: {names}", hint=f"{one}, or {one} {two}")
+        # The order of a pair matters, as that of premise and hypothesis: it is that of the columns.
+        one = f"--text {quoted(longest.name)}"
+        two = " ".join(f"--text {quoted(name)}" for name in columns if name in (longest.name, others[0]))
+        names = ", ".join(repr(name) for name in columns if name in (longest.name, *others))
+        raise UsageError(f"several columns hold texts: {names}", hint=f"{one}, or {two}")
     return (longest.name,)
 
 

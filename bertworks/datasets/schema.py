@@ -132,8 +132,11 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
         raise errors[0]
     if errors:
         lines = [f"{len(errors):,} rows cannot be used for training"]
-        lines += [f"  {error.where}: {error.what}" for error in errors[:_LISTED_ERRORS]]
-        lines += [f"  and {len(errors) - _LISTED_ERRORS:,} others"] if len(errors) > _LISTED_ERRORS else []
+        # A line that says "and 1 other" takes as much room as the error itself.
+        listed_errors = errors if len(errors) == _LISTED_ERRORS + 1 else errors[:_LISTED_ERRORS]
+        lines += [f"  {error.where}: {error.what}" for error in listed_errors]
+        if more := len(errors) - len(listed_errors):
+            lines.append(f"  and {more:,} others")
         hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
         raise BertworksError("\n".join(lines), where=name, hint="; ".join(hints[:3]))
 

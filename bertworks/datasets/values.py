@@ -34,6 +34,7 @@ MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
 MAX_LABEL_LENGTH = 60  # characters
 MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
 _LISTED_LABELS = 30
+SIMILAR = 0.8  # of the letters of two names that one is written for the other by mistake
 _FEW = 3  # words of the name of a column; values that show how long texts are
 _MAX_VALUES = 2000  # different values that are counted in a column
 _LONGEST_VALUE = 1000  # characters of a value by which it differs
@@ -222,8 +223,16 @@ def known_label(label: str | None, labels: Sequence[str], column: str, where: st
     same = [known for known in labels if _canonical(known) == _canonical(label)]
     if len(same) == 1 or accept:
         return same[0] if len(same) == 1 else label
-    close = [f"did you mean {name!r}? " for name in difflib.get_close_matches(label, labels, 1)]
+    close = [f"did you mean {name!r}? " for name in similar_labels(label, labels)]
     raise BertworksError(f"the label {label!r} is not known", where=where, hint="".join([*close, hint]))
+
+
+def similar_labels(label: str, labels: Sequence[str]) -> list[str]:
+    """The label that may be meant by an unknown one, which has hardly more than a wrong letter; []: none.
+
+    Short names that differ in one letter of three, as HUM and NUM, are two labels.
+    """
+    return difflib.get_close_matches(label, labels, 1, cutoff=SIMILAR)
 
 
 def _canonical(label: str) -> str:

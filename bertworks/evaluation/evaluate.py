@@ -7,7 +7,6 @@
 - `evaluate_blimp`: minimal pairs
 """
 
-import difflib
 import math
 import tempfile
 from collections import Counter, defaultdict
@@ -19,7 +18,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from bertworks.batching.batch import shuffled_index
-from bertworks.batching.features import SHOWN, Featurizer, shortened
+from bertworks.batching.features import SHOWN, Features, Featurizer, Truncation, format_truncation, shortened
 from bertworks.batching.sampling import FORMATS
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import ModelFolder, check_components
@@ -28,10 +27,11 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
-from bertworks.datasets.values import first_names
+from bertworks.datasets.values import first_names, similar_labels
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
 from bertworks.events import Event, no_notes, printable
+from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import load_with_generator
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
 from bertworks.inference.engine import open_model
@@ -210,8 +210,9 @@ def evaluate_sts(
     device: str = "auto", on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, Any]:  # fmt: skip
     """The correlation of the cosine of two texts with human scores of their similarity: `rows`, `notes` (what was read,
-    and two examples), and `pearson` and `spearman` for vectors as they are (`none`), centered (`center`) and, with
-    more texts than dimensions, whitened (`whiten`).
+    and two examples), `truncated`, `truncated_tokens` and `truncated_share` (how many texts were longer than the model
+    reads, and how much of them was left out), and `pearson` and `spearman` for vectors as they are (`none`), centered
+    (`center`) and, with more texts than dimensions, whitened (`whiten`).
 
     Args:
         data: labelled pairs, in any form that `finetune` takes.
@@ -230,7 +231,13 @@ def evaluate_sts(
     notes += [*reader.notes, *(f"{note.text} -> {pair.label:g}" for note, pair in zip(shown, pairs))]
     for note in notes:
         on_note(note)
-    first, second = (embedder.embed([pair.texts[place] for pair in pairs]) for place in (0, 1))
+    truncation = Truncation()
+    first, second = (
+        embedder.embed_and_count([pair.texts[place] for pair in pairs], counts=truncation)[0] for place in (0, 1)
+    )
+    if truncation.truncated:
+        notes.append(format_truncation({"rows": truncation.rows, **truncation.as_dict()}, "texts"))
+        on_note(notes[-1])
     blocks = (first, second) if learn_from is None else vectors_of_file(embedder, learn_from)
     moments = Moments(embedder.dimension, blocks)
 
@@ -240,7 +247,8 @@ def evaluate_sts(
         sums = correlations([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: sums[name].value for name in ("pearson", "spearman")}
 
-    result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
+    result: dict[str, Any] = {"rows": len(pairs), "notes": notes, **truncation.as_dict()}
+    result |= {"none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
 
@@ -252,8 +260,11 @@ def evaluate_task(
     """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
     (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
     type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
-    `intervals` of the figures, `unknown_labels` (how many rows have each label that was never trained; these rows are
-    mistakes), and `notes` (what was read, and two examples as the network reads them).
+    `intervals` of the figures, `positive` (of two classes the one whose F1 is among the figures), `never_found` (the
+    labels of which no row is found, with the number of their rows), `unknown_labels` (how many rows have each label
+    that was never trained; these rows are mistakes), `truncated`, `truncated_tokens` and `truncated_share` (how many
+    rows were longer than the model reads, and how much of them was left out), and `notes` (what was read, and two
+    examples as the network reads them).
 
     Args:
         data: a file, or rows in memory as in `finetune`.
@@ -282,13 +293,17 @@ def evaluate_task(
     for note in notes:
         on_note(note)
     answers = predictor.answers(item if trained else item._replace(label=None) for item, trained in zip(rows, known))
-    results = [(features._replace(item=item), answer) for item, (features, answer) in zip(rows, answers, strict=True)]
+    results, truncation = list[tuple[Features, Answer]](), Truncation()
+    for item, (features, answer) in zip(rows, answers, strict=True):
+        results.append((features._replace(item=item), answer))
+        truncation.add_features(features, predictor.tokenizer)
     found, wrong = task_results(d, *zip(*results, strict=True))
     if errors is not None:
         write_errors(Path(errors), d, wrong)
     if predictor.precision == "int8":
         exact = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
         found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in exact])
+    found |= truncation.as_dict()
     return found | {"rows_without_text": empty.count, "unknown_labels": unknown, "notes": notes}
 
 
@@ -311,7 +326,7 @@ def _with_labels_of(
 
 def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str]:
     """A note on the labels that the model was not trained on: at most 5, with the known one that may be meant."""
-    close = {name: difflib.get_close_matches(name, known, 1) for name in list(unknown)[:5]}
+    close = {name: similar_labels(name, known) for name in list(unknown)[:5]}
     names = [f"{name!r} ({unknown[name]:,}{''.join(f', did you mean {n!r}?' for n in close[name])})" for name in close]
     what = f"{len(unknown):,} label{'s' * (len(unknown) != 1)} never trained, rows that count as mistakes"
     return [f"{what}: {', '.join(names)}{', ...' * (len(unknown) > 5)}"] if unknown else []

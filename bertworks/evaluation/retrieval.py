@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch
+from bertworks.batching.features import Truncation
 from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
@@ -211,9 +212,12 @@ def evaluate_pairs(
         BertworksError: the files cannot be used.
 
     Returns:
-        pairs, forward and backward (fractions), intervals (95 %, Wilson), correct (for each pair, both directions).
+        pairs, forward and backward (fractions), intervals (95 %, Wilson), correct (for each pair, both directions);
+        truncated, truncated_tokens and truncated_share (how many texts were longer than the model reads, and how much
+        of them was left out).
     """
     names = [*languages]
+    truncation = Truncation()
     expect(len(names) in (0, 2), f"{len(names)} languages: expected those of the two sides, or none")
     translations = read_translations(files)
     for note in translations.notes():
@@ -228,7 +232,10 @@ def evaluate_pairs(
             states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[1:]
             return batch.layout.mean(torch.stack(states, 1)).mean(1)
 
-        encoded = source.tokenizer.encode_each(list(texts), max_length=longest)
+        encoded = list(source.tokenizer.encode_each(list(texts), max_length=longest))
+        room = longest - source.tokenizer.template.num_special()
+        for encoding in encoded:
+            truncation.add(room, encoding.num_truncated)
         units = [[Example(np.array(one.ids), np.array(one.type_ids), {})] for one in encoded]
         sides.append(normalized(np.concatenate(compute_each(encoder, compute, units, (source.config.hidden_size,)))))
     first, second = sides
@@ -241,7 +248,8 @@ def evaluate_pairs(
     figures = {name: float(hits.mean()) for name, hits in correct.items()}
     intervals = {name: wilson_interval(float(hits.sum()), len(hits)) for name, hits in correct.items()}
     shown = {name: hits.tolist() for name, hits in correct.items()}
-    return {"pairs": len(pairs), **figures, "intervals": intervals, "correct": shown}
+    result = {"pairs": len(pairs), **figures, "intervals": intervals, "correct": shown}
+    return result | truncation.as_dict()
 
 
 def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:

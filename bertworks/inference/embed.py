@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.features import Features, Featurizer
+from bertworks.batching.features import Features, Featurizer, Truncation
 from bertworks.batching.masking import Example
 from bertworks.datasets.infer_schema import holds_codes, study
 from bertworks.datasets.reader import Row, RowReader
@@ -144,10 +144,27 @@ class Embedder:
 
         Raises:
             UsageError: not a list, or not of strings."""
-        texts = listed(texts, "embed([text])[0]")
-        parts = predict.portions(texts, lambda text: len(text) if isinstance(text, str) else 0)
-        vectors = [self.portion(part, prompt)[0] for part in parts]
-        return np.concatenate([np.zeros((0, self.dimension), np.float32), *vectors])
+        return self.embed_and_count(listed(texts, "embed([text])[0]"), prompt=prompt)[0]
+
+    def embed_and_count(
+        self, texts: Sequence[str], *, prompt: str | None = None, counts: Truncation | None = None
+    ) -> tuple[Vectors, Truncation]:
+        """The vectors, as `embed`; and how many texts were truncated, and how much of them was left out.
+
+        counts: of earlier calls; None: there are none.
+
+        Raises:
+            UsageError: not strings."""
+        counts = Truncation() if counts is None else counts
+        longest = self.settings.max_length or self.tokenizer.model_max_length
+        room = longest - self.tokenizer.template.num_special()
+        vectors = [np.zeros((0, self.dimension), np.float32)]
+        for part in predict.portions(texts, lambda text: len(text) if isinstance(text, str) else 0):
+            found, truncated = self.portion(part, prompt)
+            vectors.append(found)
+            for tokens in truncated:
+                counts.add(room, tokens)  # a truncated text fills the room
+        return np.concatenate(vectors), counts
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
         """The vectors of texts that fit in memory; and the number of truncated tokens of each."""

@@ -214,8 +214,9 @@ class Predictor:
         return [item_of(text, number, d) for number, text in enumerate(listed(texts, "predict([text])[0]"), 1)]
 
     def predict_frame(self, texts: Data, **options: Any) -> Any:
-        """`predict` as a pandas DataFrame with the columns `predicted_label`, `predicted_score`, ... It has the index
-        of `texts`, if that is a DataFrame or a Series: `frame.join(model.predict_frame(frame))`.
+        """`predict` as a pandas DataFrame with the columns `predicted_label`, `predicted_score`, ... and
+        `truncated_tokens`: how many tokens of the text were left out, because the model does not read as many. It has
+        the index of `texts`, if that is a DataFrame or a Series: `frame.join(model.predict_frame(frame))`.
 
         Raises:
             UsageError: as `predict`.
@@ -224,8 +225,13 @@ class Predictor:
         with optional_import("a DataFrame", "pandas"):
             pandas = import_module("pandas")
         index = getattr(texts, "index", None)
-        frame = pandas.DataFrame(self.predict(texts, **options), index=None if callable(index) else index)
-        return frame.add_prefix("predicted_")
+        rows = []
+        for answer in self.predict(texts, **options):
+            truncated = answer.pop("truncated_tokens", 0)
+            rows.append(
+                {**{f"predicted_{part}": value for part, value in answer.items()}, "truncated_tokens": truncated}
+            )
+        return pandas.DataFrame(rows, index=None if callable(index) else index)
 
     def __repr__(self) -> str:
         d = self.description
@@ -241,7 +247,8 @@ class Predictor:
         One label: `label` and `score`, its probability. Several: `labels`. A number: `value`. Tagging: `tags`, one for
         each word; for a string also its `words`, and `entities` if the tags mark entities. Spans: `entities`, each with
         `start`, `end`, `type`, `text` and `score`. A question: `answer`, its `start` and `end` in the context, and
-        `score`; "" and -1 for no answer. Choices: `choice`, from 0, and `score`.
+        `score`; "" and -1 for no answer. Choices: `choice`, from 0, and `score`. Only where a text is longer than the
+        model reads: `truncated_tokens`, the number of its tokens that were left out.
 
         Args:
             texts: strings; for pairs, questions with contexts, or a prompt with its choices: tuples; for tagging: lists
@@ -258,7 +265,13 @@ class Predictor:
         d = self.description
         fields = {raw: OutputFields.of_task(d, top_k, probabilities, raw) for raw in (False, d.task == "tagging")}
         answers = self.answers(self._items(texts))
-        return [fields[features.item.raw].select(answer) for features, answer in answers]
+        predictions = []
+        for features, answer in answers:
+            shown = fields[features.item.raw].select(answer)
+            if features.num_truncated:
+                shown["truncated_tokens"] = features.num_truncated
+            predictions.append(shown)
+        return predictions
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import packaged_table
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.errors import UsageError, require
+from bertworks.errors import UsageError, require, some_names
 from bertworks.inference.decoding import Answer
 from bertworks.metrics import intervals, squad
 from bertworks.metrics.classification import Span, count_spans, figures_by_type, paired, tag_runs
@@ -167,8 +167,9 @@ def row_sums(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
             require(len(item.label) == len(answer["tags"]), what, item.where, "give each word one tag")
         right = [sum(map(eq, item.label, answer["tags"])) for item, answer in zip(items, answers, strict=True)]
         sums["accuracy"] = intervals.ratio_sums(right, [len(item.label) for item in items])
-    if d.task == "classification" and len(d.labels) == 2:
-        sums["f1"] = intervals.count_sums(counts[:, :, 1:])["f1"]
+    if d.positive_label is not None:
+        place = d.labels.index(d.positive_label)
+        sums["f1"] = intervals.count_sums(counts[:, :, place : place + 1])["f1"]
     names = *metrics_of(d.task, d.labels, d.bare_types), *TASKS[d.task].get("figures", ())
     return {name: sums[name] for name in names}
 
@@ -211,18 +212,28 @@ def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> f
 Intervals = Mapping[str, Sequence[float]]  # low and high, by metric
 
 
-def format_metrics(figures: Mapping[str, Any], intervals: Intervals | None = None) -> str:
-    """Metrics in one line, with their intervals if they are known."""
+def format_metrics(figures: Mapping[str, Any], intervals: Intervals | None = None, positive: str | None = None) -> str:
+    """Metrics in one line, with their intervals if they are known. positive: see `metric_name`."""
     if not figures:
         return "nothing was evaluated"
     shown = {"loss": f"{figures['loss']:.3f}"} if "loss" in figures else {}
-    return ", ".join(f"{title} {figure}" for title, figure in (shown | titled_metrics(figures, intervals)).items())
+    shown |= titled_metrics(figures, intervals, positive)
+    return ", ".join(f"{title} {figure}" for title, figure in shown.items())
 
 
-def titled_metrics(figures: Mapping[str, float], intervals: Intervals | None = None) -> dict[str, str]:
-    """Metrics in words, by title."""
+def titled_metrics(
+    figures: Mapping[str, float], intervals: Intervals | None = None, positive: str | None = None
+) -> dict[str, str]:
+    """Metrics in words, by title. positive: see `metric_name`."""
     names = [name for name in NAMES if name in figures]
-    return {NAMES[name]: format_score(name, figures[name], (intervals or {}).get(name)) for name in names}
+    around = intervals or {}
+    return {metric_name(name, positive): format_score(name, figures[name], around.get(name)) for name in names}
+
+
+def metric_name(metric: str, positive: str | None = None) -> str:
+    """The name of a metric in words. positive: of two classes the one whose F1 is reported; None: there are not two."""
+    name = NAMES.get(metric, metric)
+    return f"{name} of {positive!r}" if metric == "f1" and positive is not None else name
 
 
 def format_score(metric: str, value: float, interval: Sequence[float] | None = None, sign: str = "") -> str:
@@ -243,20 +254,42 @@ MAX_POINTS = 1000  # of gold and predicted numbers
 def task_results(
     d: TaskConfig, encoded: Sequence[Features], answers: Sequence[Answer]
 ) -> tuple[dict[str, Any], list["Mistake"]]:
-    """Metrics and their intervals, `table`s of parts, the number of mistakes and their most frequent kinds; and all
-    mistakes."""
+    """Metrics and their intervals, `table`s of parts, the number of mistakes and their most frequent kinds, `positive`
+    (the class whose F1 is among the metrics) and `never_found` (see there); and all mistakes."""
     items = [features.item for features in encoded]
     wrong, sums = mistakes(d, items, answers), row_sums(d, items, answers)
-    names = metrics_of(d.task, d.labels, d.bare_types)
+    names, parts = metrics_of(d.task, d.labels, d.bare_types), table(d, encoded, answers)
     return {
         "task": d.task,
         "rows": len(items),
+        "positive": d.positive_label,
         "figures": compute_metrics(d, items, answers),
         "intervals": {name: interval_of(d, items, sums[name], name) for name in names},
-        "table": table(d, encoded, answers),
+        "table": parts,
+        "never_found": never_found(parts) if d.task == "classification" else {},
         "mistakes": len(wrong),
         "frequent": frequent(wrong),
     }, wrong
+
+
+def never_found(parts: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
+    """The labels that the rows have, and that the model predicts of none of these rows; and the number of the rows.
+
+    parts: the `table` of a classification.
+    """
+    return {name: int(row["support"]) for name, row in parts.items() if row["support"] and not row["recall"]}
+
+
+def format_never_found(labels: Mapping[str, int]) -> str:
+    """The labels of `never_found` in a sentence; "": there are none."""
+    if not labels:
+        return ""
+    if len(labels) == 1:
+        [(name, count)] = labels.items()
+        rows = f"any of the {count:,} rows" if count > 1 else "the only row"
+        return f"the model does not find {rows} of {name!r}"
+    names = some_names(f"{name!r} ({count:,} row{'s' * (count > 1)})" for name, count in labels.items())
+    return f"the model does not find any row of {len(labels):,} labels: {names}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
-from bertworks.inference.task_metrics import NAMES, TASKS, format_score, groups_of, interval_of, row_sums
+from bertworks.inference.task_metrics import TASKS, format_score, groups_of, interval_of, metric_name, row_sums
 from bertworks.io.processes import chunk_by_size
-from bertworks.metrics.intervals import paired_difference
+from bertworks.metrics.intervals import Interval, middle, paired_difference, resampled
 from bertworks.models.encoder import Encoder, meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.text.segmentation import split_sentences
@@ -53,7 +53,7 @@ _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
 _ABSENT = -30.0  # the logit of what never occurs in the training rows
 _MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a bag of words, or a tagger, learns
 _ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens of rows that are encoded to learn from
-_HELD_OUT_WORK = 2  # times this for the rows that are predicted
+HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
 _AT_ONCE = 1 << 12  # words of which features are in memory
 _MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
@@ -151,7 +151,7 @@ def _predictions(
     """Of each method but the trivial one: its name, the rows from which it learns, the numbers of the rows that it
     predicts, and the logits of these."""
     most_terms, most_tokens = (most // max(2, len(d.labels)) for most in (_MAX_TERMS, _MAX_TOKENS))
-    numbers = sorted(_sampled(rows, _HELD_OUT_WORK * encoder.max_tokens // folds, seed))
+    numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
     every, new = range(len(rows)), [rows[n] for n in numbers]
     if d.task == "choice":
         vectors = [encoder.texts(row.item.texts) for row in new]
@@ -343,22 +343,28 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
 
 def compare_baselines(
     d: TaskConfig, metric: str, rows: Sequence[Features], answers: Mapping[str, Sequence[Answer | None]],
-    method: str = "full", tried: Collection[str] = ("full",), place: str = "on dev",
+    method: str = "full", tried: Collection[str] = ("full",), place: str = "on dev", too_few: str = "",
+    advice: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """The scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
         answers: of each method, the fine-tuned model first, then the trivial one. None: the row is left out, also in
             the difference from the fine-tuned model.
-        method: that of the fine-tuning. tried: all methods that it compared. place: where the scores are from.
+        method: that of the fine-tuning. It is not compared with the baseline that is the same method.
+        tried: all methods that it compared. place: where the scores are from.
+        too_few: why the data cannot show whether the model has learned anything; "": it can.
+        advice: what can help with these data, before what can always help.
 
     Returns:
         `methods`: of each its name, `score` and `interval`; the `difference` by which the fine-tuned model is better,
         and its interval. `best`: the number of the best baseline, from 0. `verdict`: what follows, for people; "": the
-        model is better than all of them. `method`, `place`: as given.
+        model is better than all of them. `method`, `place`: as given. `positive`: see `TaskConfig.positive_label`.
     """
     own, methods = next(iter(answers.values())), list[dict[str, Any]]()
     for name, found in answers.items():
+        if method == "frozen" and name.startswith(FROZEN):
+            continue
         both = [(row.item, one, mine) for row, one, mine in zip(rows, found, own, strict=True) if one and mine]
         items, theirs, ours = (list(side) for side in zip(*both, strict=True))
         score, mine = (row_sums(d, items, side)[metric] for side in (theirs, ours))
@@ -366,32 +372,73 @@ def compare_baselines(
         shown = {"method": name, "score": score.value, "interval": interval_of(d, items, score, metric)}
         methods.append(shown | {"difference": difference, "difference_interval": around})
     best = min(range(1, len(methods)), key=lambda n: methods[n]["difference"])
-    verdict = _verdict(metric, methods[1], methods[best], OWN[method][1], tried)
-    result = {"metric": metric, "method": method, "place": place, "methods": methods}
+    trivial = list(answers.values())[1]
+    evidence = _evidence(d, metric, rows, own, trivial)
+    if not too_few and d.task == "classification":
+        right = [{"label": row.item.label} for row in rows]
+        if _evidence(d, metric, rows, right, trivial)[1].low <= 0:
+            too_few = f"on {len(rows):,} rows even answers that are all right would not be clearly better than chance"
+    verdict = _verdict(d, metric, methods[1], methods[best], evidence, OWN[method][1], tried, too_few, advice)
+    result = {"metric": metric, "method": method, "place": place, "methods": methods, "positive": d.positive_label}
     return result | {"best": best - 1, "verdict": verdict}
+
+
+def _evidence(
+    d: TaskConfig, metric: str, rows: Sequence[Features], own: Sequence[Answer | None], trivial: Sequence[Answer | None]
+) -> tuple[float, Interval]:
+    """A figure of a model that is 0 if it has learned nothing, and its interval.
+
+    Of labels this is the Matthews correlation of the predictions with them. Accuracy is no such figure: 35 % may be far
+    better than chance where 28 % of the rows have the most frequent label. Nor is macro F1, which is larger for random
+    answers than for a constant one. Of other tasks it is what the model is better by than the trivial method.
+    """
+    both = [(row.item, one, two) for row, one, two in zip(rows, own, trivial, strict=True) if one and two]
+    items, ours, constant = (list(side) for side in zip(*both, strict=True))
+    sums = row_sums(d, items, ours)
+    groups = groups_of(d, items)
+    if "matthews_correlation" in sums:
+        correlation = sums["matthews_correlation"]
+        return correlation.value, middle(resampled(correlation, groups))
+    return paired_difference(sums[metric], row_sums(d, items, constant)[metric], groups)
 
 
 def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
     """The comparison as a table in words, with heads."""
     metric, methods = compared["metric"], compared["methods"]
+    title = metric_name(metric, compared.get("positive"))
     scores = [format_score(metric, one["score"], one["interval"]) for one in methods]
     better = ["", *(format_score(metric, one["difference"], one["difference_interval"], "+") for one in methods[1:])]
     own = OWN[compared.get("method", "full")][1]
-    heads = ["method", f"{NAMES.get(metric, metric)} (95 %)", f"{own} is better by (95 %)"]
+    heads = ["method", f"{title} (95 %)", f"{own} is better by (95 %)"]
     return [heads, *map(list, zip((one["method"] for one in methods), scores, better, strict=True))]
 
 
-def _verdict(metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any], own: str, tried: Collection[str]) -> str:
-    """What follows if the model is not clearly better than the trivial method, or than the best one. own: see OWN."""
+def _verdict(
+    d: TaskConfig, metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any], evidence: tuple[float, Interval],
+    own: str, tried: Collection[str], too_few: str, advice: Sequence[str],
+) -> str:  # fmt: skip
+    """What follows if the model has not clearly learned anything, or is not clearly better than the best baseline.
+
+    Args:
+        trivial, best: the comparisons with the trivial method and with the best one.
+        evidence: see `_evidence`. own: see OWN. tried, too_few, advice: see `compare_baselines`.
+    """
+    value, interval = evidence
+    has_learned = interval.low > 0
     parts = []
-    if trivial["difference_interval"][0] <= 0:
-        may = "has learned nothing" if trivial["difference"] <= 0 else "may have learned nothing"
+    if not has_learned and too_few:
+        parts.append(f"these data cannot show whether {own} has learned anything: {too_few}")
+    elif not has_learned:
+        may = "has learned nothing" if value <= 0 else "may have learned nothing"
         parts.append(f'WARNING: {own} {may}: it is not clearly better than "{trivial["method"]}"')
-    if best["difference_interval"][0] <= 0:
+    if best["difference_interval"][0] > 0:
+        return "; ".join(parts)
+    if has_learned or best is not trivial:
+        name = metric_name(metric, d.positive_label)
         shown = format_score(metric, best["difference"], best["difference_interval"], "+")
         compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
-        parts.append(f'{own} is {compared} "{best["method"]}": {NAMES.get(metric, metric)} {shown}')
-        others = [*(method for name, method in _TRAINED.items() if best["method"].startswith(name)), "full"]
-        helps = [f"--method {method}" for method in others if method not in tried][:1]
-        parts.append(f"what can help: {', '.join([*helps, 'more rows', 'another --model'])}")
+        parts.append(f'{own} is {compared} "{best["method"]}": {name} {shown}')
+    others = [*(method for name, method in _TRAINED.items() if best["method"].startswith(name)), "full"]
+    other_methods = [f"--method {method}" for method in others if method not in tried][:1]
+    parts.append(f"what can help: {', '.join([*advice, *other_methods, 'more rows', 'another --model'])}")
     return "; ".join(parts)

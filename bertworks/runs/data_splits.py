@@ -37,6 +37,7 @@ Validation = Literal["auto", "split", "folds"]
 Method = Literal["auto", "full", "frozen", "cosine"]
 FEW_ROWS = 2000  # fewer are too few to set some aside: scores come from cross-validation, the model from all rows
 PARTS, EVALUATED = 3, 2  # of the rows in a cross-validation, and those that are predicted by a model of the others
+POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")  # of the class of two that a user looks for
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 FEWEST_GROUPS = 10  # documents, or different texts, that are divided as a whole
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
@@ -60,6 +61,8 @@ class LabelledData:
     notes: what was inferred and which rows were left out, in words.
     parts: the numbers of the training rows in each part of a cross-validation; (): there is none.
     is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
+    positive: of two classes the one whose F1 is reported, see `choose_positive`; None: the second one, or there are not
+        two classes.
     """
 
     schema: Schema
@@ -68,6 +71,7 @@ class LabelledData:
     notes: list[str] = field(default_factory=list)
     parts: tuple[list[int], ...] = ()
     is_validated: bool = False
+    positive: str | None = None
 
     def fold(self, number: int) -> "LabelledData":
         """The data of a fold: one part is dev, the others are train."""
@@ -79,6 +83,7 @@ def read_data(
     data: Data, *, dev: Data | None = None, task: TaskType | None = None, text: Sequence[str] = (),
     label: str | Sequence[str] | None = None, group: str | None = None, read: ReadOptions = ReadOptions(),
     fold: Fold | None = None, validation: Validation = "split", whole_documents: bool = False,
+    positive: str | None = None,
 ) -> LabelledData:  # fmt: skip
     """Reads a file, rows in memory, or a folder with a train and a dev file.
 
@@ -93,9 +98,10 @@ def read_data(
             same text, if there are FEWEST_GROUPS groups of them.
         fold: number and count: this one of `count` parts is the dev data.
         whole_documents: documents of a CoNLL file stay on one side, because their sentences are read together.
+        positive: of two classes the one whose F1 is reported; None: inferred, see `choose_positive`.
 
     Raises:
-        UsageError: no such file or column.
+        UsageError: no such file or column; no such class.
         BertworksError: rows that cannot be used for training: all of them, with their lines; too few rows.
     """
     path, dev = find_files(stored(data), None if dev is None else stored(dev, "dev rows"))
@@ -104,6 +110,7 @@ def read_data(
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
     schema = _with_scheme(schema, all_items, notes)
+    positive = choose_positive(all_items, schema, positive, notes)
     by_document, by_parts = group is not None or whole_documents, False
     if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
@@ -128,7 +135,44 @@ def read_data(
     held_out = _validated_rows(train, parts, schema, notes) if by_parts and parts else held_out
     what = f"{len(all_items)} rows are too few to train and to evaluate"
     require(train and held_out, what, path, "--dev FILE")
-    return LabelledData(schema, train, held_out, notes, parts, by_parts)
+    return LabelledData(schema, train, held_out, notes, parts, by_parts, positive)
+
+
+def choose_positive(rows: Sequence[Item], schema: Schema, named: str | None, notes: list[str]) -> str | None:
+    """Of two classes the one whose F1 is reported: that which the user names; else the one whose name says that it is
+    the positive one (POSITIVE_NAMES); else the rarer one in these rows, and of equal ones the second one. A note says
+    which it is, and why. None: there are not two classes.
+
+    Args:
+        rows: all labelled rows of the training data, also those that are held out, so that all folds agree.
+        named: the class that the user names; None: it is inferred.
+
+    Raises:
+        UsageError: the user names a class, and there are not two, or it is not one of them.
+    """
+    labels = schema.labels
+    if schema.task != "classification" or len(labels) != 2:
+        classes = f"{len(labels):,} labels" if schema.task == "classification" else f"the task is {schema.task}"
+        what = f"F1 of one class, {named!r}, is for data with two labels, and here: {classes}"
+        expect(named is None, what, hint="leave out --positive")
+        return None
+    if named is not None:
+        hint = " or ".join(f"--positive {quoted(label)}" for label in labels)
+        expect(named in labels, f"{named!r} is not one of the two labels", hint=hint)
+        notes.append(f"F1 of: {named!r}")
+        return named
+    with_positive_name = [label for label in labels if label.strip().casefold() in POSITIVE_NAMES]
+    if len(with_positive_name) == 1:
+        [chosen], reason = with_positive_name, "by its name"
+    else:
+        counts = Counter(item.label for item in rows)
+        chosen = labels[0] if counts[labels[0]] < counts[labels[1]] else labels[1]
+        is_rarer = counts[labels[0]] != counts[labels[1]]
+        reason = "the rarer of the two labels" if is_rarer else "the second of two equally frequent labels"
+    [other] = set(labels) - {chosen}
+    explanation = f"{chosen!r}, {reason}; --positive {quoted(other)} reports that of the other label"
+    notes.append(f"F1 of: {explanation}")
+    return chosen
 
 
 def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
@@ -266,7 +310,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe, method: Method = "
         copied |= {"num_choices": _num_choices(data), "first_choice": schema.first_choice}
     without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
     document, threshold = schema.document if recipe.document_context else None, 0.0 if without_answer else None
-    return TaskConfig(labels=labels, document=document, threshold=threshold, **copied)
+    return TaskConfig(labels=labels, document=document, threshold=threshold, positive=data.positive, **copied)
 
 
 def _num_choices(data: LabelledData) -> int:

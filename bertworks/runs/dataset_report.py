@@ -110,6 +110,29 @@ class DatasetReport:
     examples: list[str] = field(default_factory=list)
     is_validated: bool = False
 
+    @property
+    def share_too_long(self) -> float:
+        """The fraction of the rows that are longer than the model reads."""
+        return self.lengths.too_long / sum(self.lengths.counts)
+
+    @property
+    def many_lose_their_end(self) -> bool:
+        """Whether the report warns of truncated rows."""
+        return not self.lengths.windows and self.share_too_long > MANY_LONG
+
+    @property
+    def is_unbalanced(self) -> bool:
+        """Whether the report warns of a label that is far more frequent than another one."""
+        counts = [count for count, _ in self.labels.values() if count]
+        if self.task != "classification" or len(counts) < 2:
+            return False
+        return counts[0] > counts[-1] and counts[0] >= UNBALANCED * counts[-1]
+
+    @property
+    def held_out_name(self) -> str:
+        """The name of the rows that are not learned, in sentences: of a cross-validation there is no dev file."""
+        return "the evaluated rows" if self.is_validated else "dev"
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -137,7 +160,9 @@ class DatasetReport:
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
     def _label_lines(self) -> list[str]:
-        shown = [(name[:30], n) for name, (n, _) in list(self.labels.items())[:SHOWN_LABELS]]
+        # A line that says "and 1 other" takes as much room as the label itself.
+        most = SHOWN_LABELS + 1 if len(self.labels) == SHOWN_LABELS + 1 else SHOWN_LABELS
+        shown = [(name[:30], n) for name, (n, _) in list(self.labels.items())[:most]]
         total, width = sum(n for n, _ in self.labels.values()), max((_width(name) for name, _ in shown), default=0)
         lines = [f"{total:,} {self.unit}"] if self.unit else []
         for name, n in shown:
@@ -176,7 +201,7 @@ def make_dataset_report(
 def check_file(
     data: Data, *, model: str | Path = "minilm", dev: Data | None = None, task: TaskType | None = None,
     text: str | Iterable[str] | None = None, label: str | Iterable[str] | None = None, group: str | None = None,
-    validation: Validation = "auto", read: ReadOptions = ReadOptions(),
+    positive: str | None = None, validation: Validation = "auto", read: ReadOptions = ReadOptions(),
 ) -> DatasetReport:  # fmt: skip
     """Reads the data as `finetune` does and reports on it. Nothing is written.
 
@@ -186,6 +211,7 @@ def check_file(
         dev: the dev data in the same forms; None: that of the folder, or else see `validation`.
         task, text, label: the meaning of the columns; None: inferred.
         group: a column; rows with the same value stay on one side of the split.
+        positive: of two classes the one whose F1 is reported; None: inferred.
         validation: see `runs.data_splits.read_data`.
         read: how files are read.
 
@@ -195,7 +221,7 @@ def check_file(
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    meaning: dict[str, Any] = {"task": task, "text": text, "label": label, "group": group}
+    meaning: dict[str, Any] = {"task": task, "text": text, "label": label, "group": group, "positive": positive}
     labelled = read_data(data, dev=dev, read=read, validation=validation, **meaning)
     recipe = load_finetune_recipe("stable")
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
@@ -293,7 +319,6 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     labels, leaked = report.labels, report.leaked.count
     counts = [(n, name) for name, (n, _) in labels.items() if n] or [(0, "")]
     (most, frequent), (least, rarest) = counts[0], counts[-1]
-    too_long = report.lengths.too_long / sum(report.lengths.counts)
     margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
     with_capitals = sum(text != text.lower() for text in texts)
     voiced = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
@@ -305,8 +330,8 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "missing": [name for name, (train, dev) in labels.items() if dev and not train],
         "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
         "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
-        "unbalanced": report.task == "classification" and most > least and most >= UNBALANCED * least,
-        "too_long": not report.lengths.windows and too_long > MANY_LONG,
+        "unbalanced": report.is_unbalanced,
+        "too_long": report.many_lose_their_end,
         "few_train": report.train < FEW_TRAIN,
         "few_dev": report.dev < FEW_DEV,
         "vocabulary": report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES,
@@ -315,7 +340,8 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     }
     shown = {
         "report": report, "frequent": frequent, "rarest": rarest, "few": RARE, "leaked_share": leaked / report.dev,
-        "share": most / report.train, "times": most / max(1, least), "too_long": too_long, "voiced": voiced,
+        "evaluated": "evaluated" if report.is_validated else "dev", "share": most / report.train,
+        "times": most / max(1, least), "too_long": report.share_too_long, "voiced": voiced,
         "plain": plain, "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
         **{key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)},
     }  # fmt: skip

@@ -34,11 +34,19 @@ from bertworks.io.atomic_write import local_path, refuse_nested, write_json, wri
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import intervals
-from bertworks.runs.baselines import OWN, Answers, FrozenEncoder, baseline_answers, compare_baselines, format_baselines
+from bertworks.runs.baselines import (
+    HELD_OUT_WORK,
+    OWN,
+    Answers,
+    FrozenEncoder,
+    baseline_answers,
+    compare_baselines,
+    format_baselines,
+)
 from bertworks.runs.data_splits import EVALUATED, PARTS, READING, LabelledData, Method, Validation, methods_of
-from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
+from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, Forecast, forecast
 from bertworks.runs.processes import Processes, training_processes
-from bertworks.runs.report import write_errors, write_task_report
+from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
 from bertworks.runs.request import seconds_of
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
@@ -133,7 +141,7 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
         UsageError: it is too short for a single epoch.
     """
     recipe = job.recipe
-    seconds = forecast(job, job.device, processes) * trainings(job) / recipe.epochs  # of an epoch
+    seconds = forecast(job, job.device, processes).training * trainings(job) / recipe.epochs  # of an epoch
     left = (1 - BUDGET_RESERVE) * budget - (time.perf_counter() - begin)
     needed = math.ceil((budget - left + seconds) / (1 - BUDGET_RESERVE) / 60)
     frozen = " or --method frozen" * ("frozen" in methods_of(job.data.schema))
@@ -155,7 +163,12 @@ def _train(
     if processes.first:
         write_json(output / "data.json", survey)
         # Before the first step that all processes compute together.
-        seconds = forecast(job, device, processes.count) * trainings(job)
+        found = forecast(job, device, processes.count)
+        seconds = found.training * trainings(job)
+        if "frozen" in methods:  # its features are computed once
+            seconds += found.token * num_tokens(job.groups)
+        if compares:
+            seconds += forecast_comparison(job, device, found)
         processes.meet(output)
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from job.featurize.examples(job.train)
@@ -171,6 +184,18 @@ def _train(
     results = {name: result[name] for name in ("figures", "metric", "score")} | {"method": job.method}
     results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
     return text, done.fields | results | {"best": done.fields["best"] or {}}, job.recipe
+
+
+def forecast_comparison(job: FinetuneJob, device: torch.device, found: Forecast) -> float:
+    """Seconds of the comparison with simple methods: of the encoder, which takes nearly all of them where it is large.
+    The linear models of words take a few more."""
+    if job.description.task == "qa":  # no method encodes
+        return 0.0
+    encoder = FrozenEncoder(job.model, device, job.description.max_length)
+    folds = EVALUATED if job.data.is_validated else 1
+    most = (folds + HELD_OUT_WORK) * encoder.max_tokens
+    every = num_tokens(job.groups) + (0 if job.data.is_validated else num_tokens(job.dev_units))
+    return found.token * min(most, every)
 
 
 def _fit(job: FinetuneJob, output: Path) -> Event:
@@ -212,9 +237,14 @@ def evaluate_on_dev(
         baselines[task] = baseline_answers(job.train, job.dev, job.description, encoder, parts=parts)
     own: dict[str, Sequence[Answer | None]] = {OWN[job.method][0]: answers}
     place, simple = "in cross-validation" if job.data.is_validated else "on dev", baselines.get(task)
-    compared = compare_baselines(d, job.metric, job.dev, own | simple, job.method, methods, place) if simple else {}
+    compared: dict[str, Any] = {}
+    if simple:
+        compared = compare_baselines(
+            d, job.metric, job.dev, own | simple, job.method, methods, place, _too_few(job), _advice(job)
+        )
     result = {
         "weights_sha256": weights_sha256(folder),
+        "is_validated": job.data.is_validated,
         **results | {"metric": job.metric, "score": results["figures"][job.metric]},
         "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
         "calibration": reliability,
@@ -228,12 +258,40 @@ def evaluate_on_dev(
     write_text(folder / "README.md", job.card(folder, result["figures"], result))
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    where = f"{place}, on {len(job.dev):,} rows that it did not see" if job.data.is_validated else place
-    return result, _summary(folder, result, where)
+    by_others = f"{place}, on {len(job.dev):,} rows by models that did not see them"
+    return result, _summary(folder, result, by_others if job.data.is_validated else place)
+
+
+def _too_few(job: FinetuneJob) -> str:
+    """Why a cross-validation of so few rows cannot show whether a model has learned anything; "": it can."""
+    if not job.data.is_validated or job.description.task in ("choice", "regression", "qa"):
+        return ""
+    counts = [count for count, _ in job.data_report.labels.values()]
+    rare = sum(count < PARTS for count in counts)
+    if 2 * rare < len(counts):
+        return ""
+    what = f"{rare:,} of the {len(counts):,} labels have fewer examples than there are folds ({PARTS})"
+    return f"{what}, so that models were evaluated on labels of which they had seen hardly an example, or none"
+
+
+def _advice(job: FinetuneJob) -> list[str]:
+    """What can help with these data: the warnings of the report name the same faults."""
+    report, advice = job.data_report, list[str]()
+    if report.many_lose_their_end:
+        length = min(report.lengths.longest, job.model.config.max_position_embeddings)
+        is_possible = length > report.lengths.max_length
+        advice.append(f"--max-length {length}" if is_possible else "what matters at the beginning of the texts")
+    if report.is_unbalanced and job.recipe.class_weights == FinetuneRecipe.class_weights:
+        advice.append("--set class_weights=balanced")
+    return advice
 
 
 def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
-    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'], result['intervals'])} {where}"]
+    figures = task_metrics.format_metrics(result["figures"], result["intervals"], result["positive"])
+    lines = [f"{folder}: {figures} {where}"]
+    if result["never_found"]:
+        lines.append(f"WARNING: {task_metrics.format_never_found(result['never_found'])}")
+    num_first = len(lines)
     if result["task"] == "regression":
         errors = [abs(gold - predicted) for gold, predicted in result["points"]]
         lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
@@ -241,14 +299,19 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         most = f": {result['frequent']}" if result["frequent"] else ""
         lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + most)
     if result["task"] not in ("regression", "qa"):
-        few = f"not calibrated: that needs {FEWEST_CALIBRATED} rows in dev"
+        place = "evaluated rows" if result["is_validated"] else "rows in dev"
+        few = f"not calibrated: that needs {FEWEST_CALIBRATED} {place}"
         lines.append(f"probabilities: {result['calibration'].get('text', few)}")
-    lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
+    if result["is_validated"]:
+        lines.append(VALIDATED)
+    lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}{errors_note(result)}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
     if compared := result["baselines"]:
         table = format_baselines(compared)
         widths = [max(map(len, column)) for column in zip(*table)]
-        lines[1:1] = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+        lines[num_first:num_first] = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table
+        ]
         lines += filter(None, [compared["verdict"]])
     return "\n".join(lines)
 
@@ -271,7 +334,7 @@ def _plan(job: FinetuneJob, seconds: float) -> str:
         f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{layers}{lstm}{teacher}\n"
         f"method       {methods[0]}{clearly}\n"
         f"training     {steps if job.method != 'frozen' else 'a linear head on the vectors of the frozen model'}\n"
-        f"time         about {duration(seconds)} on this machine"
+        f"time         about {duration(max(1, seconds))} on this machine"
     )
 
 
@@ -330,7 +393,7 @@ def finetune(
     epochs: int | None = None, learning_rate: float | None = None, batch_size: int | None = None,
     max_length: int | None = None, method: Method = "auto", validation: Validation = "auto",
     task: TaskType | None = None, text: str | Iterable[str] = (), label: str | Iterable[str] = (),
-    group: str | None = None, metric: str | None = None, recipe: str | Path = "stable",
+    group: str | None = None, positive: str | None = None, metric: str | None = None, recipe: str | Path = "stable",
     overrides: str | Iterable[str] = (), seed: int | None = None, new_head: bool = False,
     precision: str | None = None, budget: str | None = None, read: ReadOptions = ReadOptions(), device: str = "auto",
     teacher: str | Path | None = None, layers: int | None = None, overwrite: bool = False, progress: bool | None = None,
@@ -349,6 +412,7 @@ def finetune(
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
         task, text, label: what the columns mean; None or (): inferred.
         group: a column; rows with the same value stay on one side of a split.
+        positive: of two classes the one whose F1 is reported; None: "1", "yes", "true" or "pos", else the rarer one.
         metric: the metric that is reported first; None: that of the task.
         recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings of it.
         seed, precision: None: those of the recipe.

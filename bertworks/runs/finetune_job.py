@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -57,6 +57,7 @@ class FinetuneRequest:
     recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
     task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of 0 and 1.
     group: a column; rows with the same value stay on one side of the split.
+    positive: of two classes the one whose F1 is reported; None: inferred, see `data_splits.choose_positive`.
     metric: the metric that is reported first, and compares methods and checkpoints; None: that of the task.
     read: how the files are read.
     precision: None: that of the recipe.
@@ -83,6 +84,7 @@ class FinetuneRequest:
     text: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     group: str | None = None
+    positive: str | None = None
     metric: str | None = None
     read: ReadOptions = ReadOptions()
     precision: str | None = None
@@ -196,7 +198,7 @@ class FinetuneJob:
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
             group=request.group, read=request.read, validation=request.validation,
-            whole_documents=recipe.document_context,
+            whole_documents=recipe.document_context, positive=request.positive,
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
@@ -327,7 +329,7 @@ class FinetuneJob:
         return lambda step: clozes(step) if step < first else labelled(step - first)
 
     def describe(self, figures: Mapping[str, float]) -> str:
-        return format_metrics(figures)
+        return format_metrics(figures, positive=self.description.positive_label)
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         assert isinstance(network, TaskModel)
@@ -407,9 +409,16 @@ TIMING_DEVIATION = 0.02  # random weights take the same time; the initialization
 TIMING_SECONDS = 0.5  # of measurement, or three steps
 
 
-def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> float:
-    """Seconds of the whole training with all evaluations, if it does not end early: timed on a random network of the
-    same size, on examples of all lengths. A backward pass costs as much as two forward passes."""
+class Forecast(NamedTuple):
+    """Seconds of the whole training with all evaluations, if it does not end early; and of encoding a token once."""
+
+    training: float
+    token: float
+
+
+def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Forecast:
+    """How long a training takes, timed on a random network of the same size, on examples of all lengths. A backward
+    pass costs as much as two forward passes."""
     recipe = job.recipe
     with meta_device_init():
         network = job.network().to_empty(device=device)
@@ -421,14 +430,15 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
     batch = collate([example for group in sample for example in group]).to(device)
     train_tokens, dev_tokens = num_tokens(job.groups), num_tokens(job.dev_units)
     per_batch, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
-    once = 0.0
+    token, once = per_batch / 3 / len(batch.input_ids), 0.0
     if network.features is not None and network.features.remember(job.groups):
         network.features.remember(sample)  # the encoder runs once per example, in the training too
         head_only, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
         once, per_batch = per_batch - head_only, head_only
     evaluations = -(-job.num_steps // job.evaluate_every)
     tokens = (num_tokens(job.clozes) + recipe.epochs * train_tokens) / processes + evaluations * dev_tokens / 3
-    return (once * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids) + update * job.num_steps
+    batches = (once * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids)
+    return Forecast(batches + update * job.num_steps, token)
 
 
 def _sample_lengths(groups: Sequence[ExampleGroup], count: int, max_tokens: int) -> list[ExampleGroup]:

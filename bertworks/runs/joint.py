@@ -21,10 +21,16 @@ from bertworks.config import option_of
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.task_metrics import format_metrics
 from bertworks.io.atomic_write import write_text
 from bertworks.io.tables import Data
-from bertworks.runs.finetune import End, evaluate_on_dev, finetuning, make_finetune_request, open_trained
+from bertworks.runs.finetune import (
+    End,
+    evaluate_on_dev,
+    finetuning,
+    forecast_comparison,
+    make_finetune_request,
+    open_trained,
+)
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, task_name
 from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
@@ -35,7 +41,9 @@ from bertworks.training.task_heads import JointModel, TaskModel
 from bertworks.training.vocab_subset import VocabSubset
 
 # Options of one data set, and their values that mean nothing
-_OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(("dev", "task", "text", "label", "group", "metric"), (None, ()))
+_OF_ONE: dict[str, tuple[Any, ...]] = dict.fromkeys(
+    ("dev", "task", "text", "label", "group", "positive", "metric"), (None, ())
+)
 _OF_ONE |= {"budget": (None,), "method": ("auto", "full"), "validation": ("auto", "split"), "sweep": (None, ())}
 _OF_ONE |= {"seeds": (1,), "folds": (0,), "teacher": (None,)}
 
@@ -123,7 +131,7 @@ class JointJob(FinetuneJob):
         return {key.removeprefix(start): value for key, value in figures.items() if key.startswith(start)}
 
     def describe(self, figures: Mapping[str, float]) -> str:
-        return "; ".join(f"{name}: {format_metrics(self.of_task(name, figures))}" for name in self.jobs)
+        return "; ".join(f"{name}: {job.describe(self.of_task(name, figures))}" for name, job in self.jobs.items())
 
     def flops_per_token(self, step: int) -> float:
         return fmean(job.flops_per_token(step) for job in self.jobs.values())
@@ -204,14 +212,16 @@ def _train(
 ) -> Generator[Event, None, End | None]:
     seconds, part = 0.0, job.steps_per_epoch / sum(job.sizes)
     if processes.first:
-        seconds = part * sum(forecast(one, device, processes.count) for one in job.jobs.values())
+        for one in job.jobs.values():
+            found = forecast(one, device, processes.count)
+            seconds += part * found.training + (forecast_comparison(one, device, found) if compares else 0.0)
         processes.meet(output)
     for name, one in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
         yield from one.featurize.examples(one.train)
     steps = f"{job.recipe.epochs} epochs of {job.steps_per_epoch:,} steps, {job.recipe.batch_size} at a time"
     text = f"{job.survey}\ntraining     {steps}, each of one task\n"
-    text += f"time         about {duration(seconds)} on this machine"
+    text += f"time         about {duration(max(1, seconds))} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
     done = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if not processes.first:

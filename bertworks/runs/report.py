@@ -14,7 +14,7 @@ from bertworks.config import dump_recipe
 from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
 from bertworks.inference import task_metrics
-from bertworks.inference.task_metrics import NAMES, NOTHING, SHARES, TASKS, format_metrics
+from bertworks.inference.task_metrics import NAMES, NOTHING, SHARES, TASKS, format_metrics, metric_name
 from bertworks.io.atomic_write import write_text
 from bertworks.models.config import BERT, EncoderConfig
 from bertworks.reports import svg
@@ -34,8 +34,8 @@ def _show(name: str) -> Show:
     return svg.percent if name in SHARES else svg.plain
 
 
-def _title(metric: str, place: str) -> str:
-    name = NAMES.get(metric, metric)
+def _title(metric: str, place: str, positive: str | None = None) -> str:
+    name = metric_name(metric, positive)
     return f"{name[0].upper()}{name[1:]} {place}"
 
 
@@ -43,6 +43,19 @@ def place_of(result: Mapping[str, Any] | None) -> str:
     """Where the figures of a result come from: "on dev", also in folders of earlier versions, or "in
     cross-validation"."""
     return str(((result or {}).get("baselines") or {}).get("place", "on dev"))
+
+
+VALIDATED = (
+    "these are figures of models that learned from two thirds of the rows; the model in the folder has learned from "
+    "all of them, and is probably better: the figures and their intervals are too low rather than too high"
+)  # of a cross-validation
+
+
+def errors_note(result: Mapping[str, Any]) -> str:
+    """What a person finds first in errors.csv, for the end of a sentence."""
+    if result["task"] in ("regression", "qa") or not result["mistakes"]:
+        return ""
+    return ": the first rows are those that contradict the model most clearly; wrong labels of the data are among them"
 
 
 OPTIMIZATION_CHARTS: list[Chart] = [
@@ -96,27 +109,32 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     summary = _spent(steps, evaluations) if steps or not result else []  # a linear head has no steps
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
-    title = _title(metric, place := place_of(result))
+    title = _title(metric, place := place_of(result), (result or {}).get("positive"))
     charts = [("Loss", "loss", svg.plain, False), (title, metric, _show(metric), False), *OPTIMIZATION_CHARTS]
     drawn = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
         drawn.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
     sections = [svg.side_by_side(drawn)] * bool(drawn or not result)
     sections += _evaluation_sections(result) if result else ()
-    sections[:0] = _comparison(result["baselines"], place) if result and result.get("baselines") else ()
+    if result and result.get("baselines"):
+        found_none = task_metrics.format_never_found(result.get("never_found", {}))
+        sections[:0] = _comparison(result["baselines"], place, found_none)
     if evaluations:
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
     if evaluations or result:
-        figures = format_metrics(result["figures"], result.get("intervals", {})) if result else format_metrics(best)
+        shown = (result["figures"], result.get("intervals", {}), result.get("positive")) if result else (best,)
+        figures = format_metrics(*shown)
         summary.append(figures if result else f"best after step {best['step']:,}: {figures}")
+        if result and result.get("is_validated"):
+            summary.append(VALIDATED)
     sections.append(svg.preformatted("Data", data))
     return _write(folder, "fine-tuning", summary, sections)
 
 
 def joint_card(folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]) -> str:
     """The card of a joint fine-tuning. results: as in result.json, of each task."""
-    scores = {name: format_metrics(one["figures"], one["intervals"]) for name, one in results.items()}
+    scores = {name: format_metrics(one["figures"], one["intervals"], one["positive"]) for name, one in results.items()}
     commands = "".join(f"bertworks predict . new.csv --task {name}\n" for name in results)
     quality, use = render_table(("Task", "On dev"), scores), render_code("", commands)
     return _card("joint.md", folder, recipe, model_name, count=len(results), quality=quality, use=use)
@@ -131,13 +149,23 @@ def _card(template: str, folder: Path, recipe: FinetuneRecipe, model_name: str, 
     )  # fmt: skip
 
 
-def _comparison(compared: Mapping[str, Any], place: str) -> Iterable[str]:
-    """The score of the model and of the best simple method as the headline; what follows; all of them in a picture."""
+def _comparison(compared: Mapping[str, Any], place: str, found_none: str) -> Iterable[str]:
+    """The score of the model and of the best simple method as the headline; what follows; all of them in a picture.
+
+    found_none: the labels that the model never finds, in a sentence, which is the headline then: a high score would
+    hide it. "": there are none.
+    """
     heads, ours, *others = format_baselines(compared)
     best, metric = " ".join(others[compared["best"]][:2]), compared["metric"]
-    yield svg.headline(f"{_title(metric, place)} {ours[1]}; {best}", compared["verdict"])
+    scores = f"{_title(metric, place, compared.get('positive'))} {ours[1]}; {best}"
+    if found_none:
+        below = f"{scores}. {compared['verdict']}" if compared["verdict"] else scores
+        yield svg.headline(f"{found_none[0].upper()}{found_none[1:]}", below)
+    else:
+        yield svg.headline(scores, compared["verdict"])
     bars = [(one["method"], one["score"], one["interval"]) for one in compared["methods"]]
-    picture = svg.intervals(_title(metric, place), bars, _show(metric), ours[0])
+    title = _title(metric, place, compared.get("positive"))
+    picture = svg.intervals(title, bars, _show(metric), ours[0])
     yield svg.section("Beside simple methods", picture + svg.words(heads, [ours, *others], wraps=False))
 
 
@@ -151,7 +179,7 @@ def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary
         BertworksError: the page cannot be written.
     """
     bars, rows, metric = [], [], done[0]["metric"]
-    title = _title(metric, place_of(done[0]))
+    title = _title(metric, place_of(done[0]), done[0]["baselines"].get("positive"))
     for one in done:
         _, ours, *others = format_baselines(one["baselines"])
         model = one["baselines"]["methods"][0]
@@ -232,7 +260,7 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
         if result["task"] == "regression":
             note, last, show = f"{result['rows']:,} rows", "difference", svg.plain
         note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
-        note += "; all are in errors.csv"
+        note += f"; all are in errors.csv{errors_note(result)}"
         rows = []
         for one in worst:
             where = one["where"].rpartition("/")[2]  # without the folders
@@ -248,7 +276,12 @@ def _shorten(text: str) -> str:
 
 def write_errors(path: Path, d: TaskConfig, wrong: Sequence[task_metrics.Mistake]) -> None:
     """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the prediction and its
-    probability. In csv and tsv, which people open in spreadsheet programs, formulas have a ' before them."""
+    probability.
+
+    They are in the order of `task_metrics.mistakes`: those first that contradict the model most clearly,
+    among which are the labels that are probably wrong. In csv and tsv, which people open in spreadsheet programs,
+    formulas have a ' before them.
+    """
     texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
     others = list(wrong[0].figures) if wrong else []
     score = "difference" if d.task == "regression" else "score"
@@ -320,8 +353,11 @@ def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: M
         compared = f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
     place = "Cross-validation" if data_report.is_validated else "Dev"
     heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
-    scores = render_table(heads, task_metrics.titled_metrics(figures, intervals))
-    return f"{scores}{compared}\n{place}: {note}.\n"
+    scores = render_table(heads, task_metrics.titled_metrics(figures, intervals, result.get("positive")))
+    direction = f" {VALIDATED[0].upper()}{VALIDATED[1:]}." if data_report.is_validated else ""
+    if never_found := task_metrics.format_never_found(result.get("never_found", {})):
+        direction += f"\n\nWarning: {never_found}."
+    return f"{scores}{compared}\n{place}: {note}.{direction}\n"
 
 
 def _data(data_report: DatasetReport) -> str:

@@ -15,7 +15,7 @@ from bertworks.checkpoints.storage import read_json
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event
-from bertworks.inference.task_metrics import NAMES, bounded, format_score
+from bertworks.inference.task_metrics import bounded, format_score, metric_name
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
@@ -98,6 +98,7 @@ def run_trials(
         done.append({"folder": trial.folder, "setting": trial.setting, **numbers, **results})
         samples.append(np.array(read_json(folder / "result.json")["resamples"]))
         settings = summary(done, samples)
+        positive = results["baselines"].get("positive")
         write_json(output / "trials.json", {"trials": done, "settings": settings})
     best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
     best = max((result for result in done if result["setting"] == best_setting), key=lambda result: result["score"])
@@ -107,7 +108,7 @@ def run_trials(
                 shutil.copyfile(output / best["folder"] / name, temporary)
     shown = format_score(best["metric"], best["score"])
     choice = f"the best of {len(done)} trainings, chosen by its {shown} {place_of(best)}: expect the mean on new texts"
-    text = f"{table(best['metric'], settings)}\n{output}: {choice} ({best['folder']})"
+    text = f"{table(best['metric'], settings, positive)}\n{output}: {choice} ({best['folder']})"
     text += f"\nsee {write_trials_report(output, done, text)}"
     card, note = output / "README.md", f"This model is {choice}. The mean: {text.partition(';')[0]}"
     write_text(card, card.read_text(encoding="utf-8").replace("## Quality\n", f"## Quality\n\n{note}\n", 1))
@@ -138,14 +139,14 @@ def interval_of_trials(trials: Sequence[Mapping[str, Any]], samples: Sequence[Ar
     return bounded(interval_of_mean(means, samples), fmean(means), rows, trials[0]["metric"])
 
 
-def table(metric: str, settings: Sequence[dict[str, Any]]) -> str:
-    """The summary in words."""
+def table(metric: str, settings: Sequence[dict[str, Any]], positive: str | None = None) -> str:
+    """The summary in words. positive: of two classes the one whose F1 is reported."""
     lines = []
     for row in sorted(settings, key=lambda row: -row["mean"]):
         score = format_score(metric, row["mean"], row["interval"])
         spread = f", deviation {format_score(metric, row['deviation'])}" if row["count"] > 1 else ""
         each = ", ".join(format_score(metric, score) for score in row["scores"])
-        lines.append(f"{row['setting'] or 'all'}: {NAMES.get(metric, metric)} {score}{spread}; {each}")
+        lines.append(f"{row['setting'] or 'all'}: {metric_name(metric, positive)} {score}{spread}; {each}")
     return "\n".join(lines)
 
 

@@ -1,0 +1,302 @@
+"""What a fine-tuning says of its model: which class F1 is of, whether anything was learned, what is not found."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fine import tokenizer, write_reviews
+from sklearn.metrics import f1_score
+
+from bertworks.batching.features import Features
+from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import TaskConfig, read_task_json
+from bertworks.datasets.schema import Item, Schema
+from bertworks.datasets.values import similar_labels
+from bertworks.errors import BertworksError, UsageError
+from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.inference.decoding import make_featurizer
+from bertworks.inference.task_metrics import compute_metrics, format_never_found, task_results
+from bertworks.runs.baselines import FINETUNED, compare_baselines
+from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task, read_data
+from bertworks.runs.dataset_report import check_file
+from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
+from bertworks.training.recipe import load_finetune_recipe
+
+
+def rows_of(labels: list[str]) -> list[Features]:
+    d = TaskConfig(task="classification", text=("text",), labels=tuple(sorted(set(labels))), max_length=64)
+    items = [Item((f"a film {n}",), label, f"f:{n}") for n, label in enumerate(labels)]
+    return list(make_featurizer(d, tokenizer())(items))
+
+
+def compared(gold: list[str], predicted: list[str], **options: Any) -> dict[str, Any]:
+    """The comparison of predictions with the most frequent label alone."""
+    d = TaskConfig(task="classification", text=("text",), labels=tuple(sorted(set(gold))), max_length=64)
+    most_frequent = max(sorted(set(gold)), key=gold.count)
+    answers = {
+        FINETUNED: [{"label": label} for label in predicted],
+        "most frequent label": [{"label": most_frequent}] * len(gold),
+    }
+    return compare_baselines(d, options.pop("metric", "accuracy"), rows_of(gold), answers, **options)
+
+
+# --- the class whose F1 is reported ---
+
+
+@pytest.mark.parametrize(
+    ("counts", "named", "expected"),
+    [
+        ({"ham": 30, "spam": 5}, None, "spam"),
+        ({"fraud": 5, "ok": 30}, None, "fraud"),  # the first in alphabetical order
+        ({"no": 5, "yes": 30}, None, "yes"),  # by its name, although it is frequent
+        ({"0": 5, "1": 30}, None, "1"),
+        ({"-1": 5, "1": 30}, None, "1"),
+        ({"False": 3, "True": 9}, None, "True"),
+        ({"neg": 3, "pos": 9}, None, "pos"),
+        ({"a": 7, "b": 7}, None, "b"),
+        ({"no": 5, "yes": 30}, "no", "no"),
+    ],
+)
+def test_f1_is_that_of_the_class_which_a_user_looks_for(
+    counts: dict[str, int], named: str | None, expected: str
+) -> None:
+    rows = [Item(("a",), label, "f:1") for label, count in counts.items() for _ in range(count)]
+    schema, notes = Schema(task="classification", text=("t",), labels=tuple(sorted(counts))), list[str]()
+    assert choose_positive(rows, schema, named, notes) == expected
+    assert notes[0].startswith(f"F1 of: {expected!r}")
+    d = TaskConfig(task="classification", labels=schema.labels, positive=expected)
+    draw = np.random.default_rng(0)
+    predicted = [str(label) for label in draw.choice(schema.labels, len(rows))]
+    found = compute_metrics(d, rows, [{"label": label} for label in predicted])["f1"]
+    assert found == pytest.approx(f1_score([row.label for row in rows], predicted, pos_label=expected))
+
+
+def test_a_class_that_does_not_exist_is_refused() -> None:
+    rows = [Item(("a",), label, "f:1") for label in "abc"]
+    for labels in (("a", "b", "c"), ("a", "b")):
+        with pytest.raises(UsageError, match="F1 of one class" if len(labels) == 3 else "not one of the two labels"):
+            choose_positive(rows, Schema(task="classification", text=("t",), labels=labels), "d", [])
+    assert choose_positive(rows, Schema(task="classification", text=("t",), labels=("a", "b", "c")), None, []) is None
+
+
+def test_all_folds_have_the_same_class(tmp_path: Path) -> None:
+    """Ten rows of each label, of which a fold may have more of one."""
+    data = tmp_path / "d.csv"
+    rows = [f"a film number {n},{'x' if n % 2 else 'y'}" for n in range(21)]
+    data.write_text("\n".join(["text,label", *rows]))
+    whole = read_data(data, validation="folds")
+    assert {whole.positive, *(whole.fold(n).positive for n in range(3))} == {"x"}
+    assert {read_data(data, fold=(n, 4)).positive for n in range(4)} == {"x"}
+
+
+def test_the_class_is_stored_in_the_model(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "d.csv", 40)
+    output = tmp_path / "out"
+    finetune(data, model=model, method="frozen", output=output, device="cpu", positive="neg")
+    assert read_json(output / "task.json")["positive"] == "neg"
+    result = read_json(output / "result.json")
+    assert result["positive"] == "neg"
+    assert result["figures"]["f1"] == pytest.approx(result["table"]["neg"]["f1"])
+    assert "F1 of 'neg'" in (output / "README.md").read_text()
+    assert "F1 of &#x27;neg&#x27;" in (output / "report.html").read_text()
+    found = evaluate_task(output, data, device="cpu")
+    assert found["positive"] == "neg"
+    assert found["figures"]["f1"] == pytest.approx(found["table"]["neg"]["f1"])
+    # A folder of an earlier version has no such field, and keeps its F1: that of the second label.
+    content = read_json(output / "task.json")
+    del content["positive"]
+    (output / "task.json").write_text(json.dumps(content))
+    old = evaluate_task(output, data, device="cpu")
+    assert old["positive"] == "pos"
+    assert old["figures"]["f1"] == pytest.approx(old["table"]["pos"]["f1"])
+    (output / "task.json").write_text(json.dumps(content | {"positive": "other"}))
+    with pytest.raises(BertworksError, match="the positive label 'other' is not one of the labels"):
+        read_task_json(output / "task.json")
+
+
+def test_data_without_a_choice_keep_the_second_label() -> None:
+    """`evaluate glue` makes its data itself: F1 of RTE stays that of "not_entailment"."""
+    items = [Item(("a", "b"), label, "f:1") for label in ("entailment", "not_entailment")]
+    schema = Schema(task="classification", text=("a", "b"), labels=("entailment", "not_entailment"))
+    d = describe_task(LabelledData(schema, items, items), replace(load_finetune_recipe("stable"), max_length=64))
+    assert (d.positive, d.positive_label) == (None, "not_entailment")
+
+
+# --- whether anything was learned ---
+
+
+def test_thirty_five_percent_of_many_labels_is_not_nothing() -> None:
+    """35 % is right where 28 % of the rows have the most frequent label: not clearly more, and far from chance."""
+    draw = np.random.default_rng(4)
+    gold = [str(label) for label in draw.choice(list("abcdefgh"), 100, p=[0.28, *[0.72 / 7] * 7])]
+    predicted = [label if draw.random() < 0.25 else str(draw.choice(list("abcdefgh"))) for label in gold]
+    found = compared(gold, predicted)
+    assert found["methods"][1]["difference_interval"][0] < 0 < found["methods"][1]["difference"]
+    assert "nothing" not in found["verdict"]
+    assert 'fine-tuning is not clearly better than "most frequent label": accuracy' in found["verdict"]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+def test_chance_is_nothing_by_every_metric(metric: str) -> None:
+    """The macro F1 of random answers is higher than that of a constant one."""
+    draw = np.random.default_rng(2)
+    gold = ["a"] * 150 + ["b"] * 50
+    predicted = [str(label) for label in draw.choice(["a", "b"], 200)]
+    assert "has learned nothing" in compared(gold, predicted, metric=metric)["verdict"]
+
+
+def test_of_few_rows_nothing_follows() -> None:
+    """All of three rows are right, which chance gives as well."""
+    found = compared(["a", "b", "c"], ["a", "b", "c"])["verdict"]
+    assert "nothing" not in found
+    assert "cannot show whether fine-tuning has learned anything: on 3 rows even answers that are all right" in found
+
+
+def test_the_same_is_not_said_twice() -> None:
+    gold = ["a", "b"] * 50
+    found = compared(gold, ["a"] * 100)["verdict"]
+    assert found.count('"most frequent label"') == 1
+    assert found.startswith("WARNING: fine-tuning has learned nothing")
+
+
+def test_a_model_of_two_rows_per_label_is_not_called_useless(model: Path, tmp_path: Path) -> None:
+    """With fewer rows of a label than folds, a fold is evaluated by a model that has hardly seen its labels."""
+    labels = [f"topic {n}" for n in range(12)]
+    rows = [f"the town of dogs {word} {n},{label}" for n, label in enumerate(labels) for word in ("good", "bad")]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
+    output = tmp_path / "out"
+    finetune(tmp_path / "d.csv", model=model, method="frozen", output=output, device="cpu")
+    verdict = read_json(output / "result.json")["baselines"]["verdict"]
+    assert "nothing" not in verdict
+    assert "12 of the 12 labels have fewer examples than there are folds (3)" in verdict
+
+
+# --- what a method is compared with, and what the words say of it ---
+
+
+def test_the_linear_head_is_not_compared_with_itself(model: Path, tmp_path: Path) -> None:
+    names = {}
+    for method in ("frozen", "full"):
+        output = tmp_path / method
+        options = {"overrides": ["epochs=1"]} if method == "full" else {}
+        finetune(
+            write_reviews(tmp_path / "d.csv", 30), model=model, method=method, output=output, device="cpu", **options
+        )
+        names[method] = [one["method"] for one in read_json(output / "result.json")["baselines"]["methods"]]
+    assert names["frozen"] == ["linear head", "most frequent label", "bag of words"]
+    assert "frozen vectors" in names["full"]
+
+
+def test_words_of_a_cross_validation(model: Path, tmp_path: Path) -> None:
+    """The model in the folder has seen all rows, there is no dev, and the figures are too low."""
+    output = tmp_path / "out"
+    finetune(write_reviews(tmp_path / "d.csv", 30), model=model, method="frozen", output=output, device="cpu")
+    text = read_json(output / "finished.json")["text"]
+    assert "in cross-validation, on 20 rows by models that did not see them" in text
+    assert "rows that it did not see" not in text
+    assert "not calibrated: that needs 50 evaluated rows" in text
+    assert not re.search(r"\bdev\b", text)
+    for name in ("report.html", "README.md"):
+        page = (output / name).read_text()
+        assert "intervals are too low rather than too high" in page
+        assert "few dev rows" not in page
+        assert "few evaluated rows" in page
+
+
+def test_a_model_that_never_finds_the_rare_class_has_no_high_score_as_its_headline(model: Path, tmp_path: Path) -> None:
+    """99 % of the rows are frequent: F1 of the frequent class is near 100 %, and the model is of no use."""
+    rows = [f"a film {n},{'rare' if n % 50 == 0 else 'often'}" for n in range(150)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
+    output = tmp_path / "out"
+    options = {"positive": "often", "metric": "f1"}
+    finetune(tmp_path / "d.csv", model=model, method="frozen", output=output, device="cpu", **options)
+    result = read_json(output / "result.json")
+    assert result["figures"]["f1"] > 0.98
+    assert result["never_found"] == {"rare": int(result["table"]["rare"]["support"])}
+    sentence = format_never_found(result["never_found"])
+    assert f"\nWARNING: {sentence}\n" in read_json(output / "finished.json")["text"]
+    headline = re.search(r'<p class="headline">(.*?)</p>', (output / "report.html").read_text())
+    assert headline is not None
+    assert headline[1].startswith("The model does not find any of the ")
+    assert f"Warning: {sentence}." in (output / "README.md").read_text()
+
+
+def test_labels_that_are_never_found_are_those_without_a_right_answer() -> None:
+    gold, predicted = list("aabbccd"), list("aaacbaa")
+    d = TaskConfig(task="classification", labels=("a", "b", "c", "d", "e"))
+    rows = [row._replace(item=row.item._replace(label=label)) for row, label in zip(rows_of(gold), gold, strict=True)]
+    scores = dict.fromkeys(d.labels, 0.2)
+    results, _ = task_results(d, rows, [{"label": label, "score": 0.2, "scores": scores} for label in predicted])
+    assert results["never_found"] == {"b": 2, "c": 2, "d": 1}
+    shown = "the model does not find any row of 3 labels: 'b' (2 rows), 'c' (2 rows), 'd' (1 row)"
+    assert format_never_found(results["never_found"]) == shown
+    assert format_never_found({"d": 1}) == "the model does not find the only row of 'd'"
+    assert format_never_found({}) == ""
+
+
+# --- words about the data ---
+
+
+def test_a_label_of_the_held_out_rows_alone_is_no_spelling_mistake() -> None:
+    """HUM and NUM are two labels of TREC; "postive" is none."""
+    assert similar_labels("HUM", ["NUM", "LOC", "ENTY"]) == []
+    assert similar_labels("postive", ["positive", "negative"]) == ["positive"]
+
+
+def test_the_hint_names_a_pair_in_the_order_of_its_columns(tmp_path: Path) -> None:
+    """Which text follows from which matters: the shorter one may be the second."""
+    long, short = "the dogs of the town walk along the river every day", "some dogs walk near the water"
+    rows = [f"{n},{long} {n},{short} {n},{'yes' if n % 2 else 'no'}" for n in range(20)]
+    for name, header in (("a.csv", "n,source,remark,label"), ("b.csv", "n,remark,source,label")):
+        swapped = rows if name == "a.csv" else [f"{n},{short} {n},{long} {n},yes" for n in range(20)]
+        (tmp_path / name).write_text("\n".join([header, *swapped]))
+        with pytest.raises(UsageError, match="several columns hold texts") as error:
+            read_data(tmp_path / name)
+        _, first, second, _ = header.split(",")
+        assert str(error.value.hint).endswith(f"or --text {first} --text {second}")
+
+
+def test_a_single_label_more_is_listed_and_not_counted(model: Path, tmp_path: Path) -> None:
+    for count in (9, 10):
+        path = tmp_path / f"{count}.csv"
+        rows = [f"a film {n},label {n % count}" for n in range(count * 6)]
+        path.write_text("\n".join(["text,label", *rows]))
+        text = str(check_file(path, model=model))
+        assert "1 others" not in text
+        assert ("and 2 others" in text) == (count == 10)
+        assert ("label 8  " in text) == (count == 9)
+
+
+def test_a_time_is_never_nothing_and_includes_the_comparison(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "d.csv", 30)
+    request = make_finetune_request(data, model=model, method="frozen")
+    seconds = {}
+    for compares in (True, False):
+        events = finetune_events(tmp_path / str(compares), request, device="cpu", compares=compares)
+        plan = next(event for event in events if event.kind == "plan")
+        assert "about 0 s" not in plan.text
+        seconds[compares] = plan.fields["estimated_seconds"]
+    assert seconds[False] > 0
+    assert seconds[True] > 0
+
+
+def test_errors_are_introduced(model: Path, tmp_path: Path) -> None:
+    """The first rows are those that contradict the model most clearly: they may be errors of the data."""
+    rows = [f"a {'good' if n % 2 else 'bad'} film,{'pos' if n % 2 else 'neg'}" for n in range(40)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
+    wrong = ["a good film indeed,neg", "a bad film indeed,pos", "a good film,neg", "a good film,pos"]
+    (tmp_path / "dev.csv").write_text("\n".join(["text,label", *wrong]))
+    output = tmp_path / "out"
+    data = {"data": tmp_path / "d.csv", "dev": tmp_path / "dev.csv"}
+    finetune(**data, model=model, method="frozen", output=output, device="cpu")
+    with (output / "errors.csv").open(newline="") as file:
+        scores = [float(row["gold_score"]) for row in csv.DictReader(file)]
+    assert scores == sorted(scores)
+    text = read_json(output / "finished.json")["text"]
+    assert scores
+    assert "wrong labels of the data are among them" in text
