@@ -67,6 +67,7 @@ FINISHED = "finished.json"  # the last event; a folder with it is finished
 def finetune_events(
     output: str | Path, request: FinetuneRequest, *, device: str = "auto", overwrite: bool = False,
     data: LabelledData | None = None, baselines: Baselines | None = None, compares: bool = True,
+    before_writing: Callable[[], None] | None = None,
 ) -> Iterator[Event]:  # fmt: skip
     """Fine-tunes a model and yields events; `output` becomes a model folder.
 
@@ -74,6 +75,7 @@ def finetune_events(
         data: the data of the request, if it is read already; None: it is read here.
         baselines: those of earlier calls, for several fine-tunings of the same model; new ones are added.
         compares: whether the model is compared with simple methods, which can take longer than the training.
+        before_writing: is called when the request has been checked, before the first file is written.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
@@ -91,13 +93,14 @@ def finetune_events(
         return _fit_budget(job, seconds_of(one.budget), begin, processes) if one.budget and recipe is None else job
 
     train = partial(_train, baselines=baselines, compares=compares)
-    yield from finetuning(output, request.content(), request.paths, device, overwrite, make_job, train)
+    yield from finetuning(output, request.content(), request.paths, device, overwrite, make_job, train, before_writing)
 
 
 def finetuning(
     output: str | Path, content: Mapping[str, Any], paths: Sequence[str], device: str, overwrite: bool,
     make_job: Callable[[torch.device, FinetuneRecipe | None, int], Job],
     train: Callable[[Job, Path, torch.device, Processes], Generator[Event, None, End | None]],
+    before_writing: Callable[[], None] | None = None,
 ) -> Iterator[Event]:  # fmt: skip
     """The events of a request in its folder, by one or several processes; those of a finished one are the last alone.
 
@@ -105,6 +108,7 @@ def finetuning(
         content, paths: of the request.
         make_job: from the device, the recipe of a run that is resumed, or None, and the number of processes.
         train: trains; the first process gets the end.
+        before_writing: see `finetune_events`.
     """
     output, device_ = local_path(output, "output folder"), choose_device(device)
     with training_processes(device_) as processes:
@@ -117,21 +121,33 @@ def finetuning(
             recipe = load_finetune_recipe(str(recipe_file)) if resumes and recipe_file.exists() else None
             job = make_job(device_, recipe, processes.count)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
+            if before_writing is not None:
+                before_writing()
             with open_run(output, content, overwrite) if processes.first else nullcontext():
                 if processes.first and not recipe_file.exists():
                     write_text(recipe_file, dump_recipe(job.recipe))
                 disable_heap_trim()
                 if end := (yield from train(job, output, device_, processes)):
                     text, fields, recipe = end
-                    write_json(output / FINISHED, {"text": text, "fields": fields})
-                    write_text(recipe_file, dump_recipe(recipe))  # of the method that is used
-                    for name in ("checkpoints", FOLDER):  # a finished run is not resumed
-                        shutil.rmtree(output / name, ignore_errors=True)
+                    finished = {"text": text, "fields": fields, "recipe": dump_recipe(recipe)}
+                    write_json(output / FINISHED, finished)
+                    _tidy(output)
                 processes.wait()
         elif processes.first:
             processes.meet(output)
+            _tidy(output)
         done = read_json(output / FINISHED)
         yield Event("done", done["text"], done["fields"])
+
+
+def _tidy(output: Path) -> None:
+    """Leaves in a finished run what a reader needs: the recipe of the method that is used, and no checkpoints. A
+    process that was killed meanwhile has left some of them."""
+    recipe = read_json(output / FINISHED).get("recipe")  # runs of earlier versions have none
+    if recipe is not None and (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
+        write_text(output / "recipe.toml", recipe)
+    for name in ("checkpoints", FOLDER):  # a finished run is not resumed
+        shutil.rmtree(output / name, ignore_errors=True)
 
 
 def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> FinetuneJob:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -65,8 +66,17 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
 
 
 @contextmanager
-def open_run(output: Path, request: Mapping[str, Any], overwrite: bool) -> Iterator[None]:
+def open_run(
+    output: Path,
+    request: Mapping[str, Any],
+    overwrite: bool,
+    inner: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Iterator[None]:
     """Locks the folder in the block, after it has got the request unless it holds it already.
+
+    Args:
+        inner: the requests of run folders within this one, by the names of these folders. Runs that they hold are
+            deleted together with the former run of this folder.
 
     Raises:
         UsageError: it holds another run, or other files.
@@ -75,6 +85,9 @@ def open_run(output: Path, request: Mapping[str, Any], overwrite: bool) -> Itera
     busy = "process {process} is writing to this run folder"
     with folder_lock(output, busy, "wait for it, stop it, or choose another folder with -o"):
         if not check_same_request(output, request, overwrite):
+            for name, inner_request in inner.items():
+                if (output / name / "run.json").exists():
+                    create_run_folder(output / name, inner_request)
             create_run_folder(output, request)
         yield
 

@@ -2,8 +2,10 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,14 +16,14 @@ import numpy as np
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, names_of
-from bertworks.events import Event
+from bertworks.events import Event, forward_events
 from bertworks.inference.task_metrics import bounded, format_score, metric_name
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
-from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
+from bertworks.runs.run_folder import FILES, check_same_request, open_run
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
 NOT_COPIED = ("report.html", "metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
@@ -82,17 +84,33 @@ def run_trials(
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     request = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)
-    exists = check_same_request(output, request, overwrite)
+    resumes = check_same_request(output, request, overwrite)
+    with ExitStack() as stack:
+
+        @cache
+        def begin() -> None:
+            """Writes the request of all trainings, before the first of them writes a file; and locks the folder."""
+            inner = {trial.folder: trial.request.content() for trial in trials}
+            stack.enter_context(open_run(output, request, overwrite, inner))
+
+        if resumes:
+            begin()
+        yield from _run_trials(output, trials, before_writing=begin, overwrite=overwrite, **options)
+
+
+def _run_trials(
+    output: Path, trials: Sequence[Trial], *, before_writing: Callable[[], None], **options: Any
+) -> Iterator[Event]:
+    """The trials one after the other, then their summary and the best model.
+
+    before_writing: is called when a request has been checked, before its first file is written.
+    """
     done, samples, baselines = list[dict[str, Any]](), list[Array](), Baselines()
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
         folder = output / trial.folder
-        for event in finetune_events(folder, trial.request, overwrite=overwrite, baselines=baselines, **options):
-            if event.kind == "plan" and not exists:  # the request is checked by then
-                create_run_folder(output, request)
-                exists = True
-            if event.kind != "done":
-                yield event
+        events = finetune_events(folder, trial.request, baselines=baselines, before_writing=before_writing, **options)
+        event = yield from forward_events(events)
         numbers = {"seed": trial.request.seed, "fold": trial.request.fold}
         results = {name: event.fields[name] for name in ("metric", "score", "figures", "seconds", "rows", "baselines")}
         done.append({"folder": trial.folder, "setting": trial.setting, **numbers, **results})
