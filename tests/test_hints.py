@@ -2178,7 +2178,7 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
 @says("--set encoder.lm_head_act={}", "--set encoder.choice_dropout={}")
 def test_an_activation_and_a_dropout_of_heads_that_roberta_does_not_have(shell: Shell, text: Path) -> None:
     settings: dict[str, object] = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    settings |= {"hidden_act": "relu", "sequence_dropout": 0.25}
+    settings |= {"hidden_act": "relu", "sequence_dropout": 0.25, "token_dropout": "true"}
     fields = [f"encoder.{name}={value}" for name, value in settings.items()]
     phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
     fields += [phases, "train.held_out_sequences=4", "vocabulary.size=300"]
