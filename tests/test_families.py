@@ -35,7 +35,7 @@ LENGTHS = [9, 4, 12]
 SIZES = {
     "bert": transformers.BertConfig(
         vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
-        max_position_embeddings=32,
+        max_position_embeddings=32, hidden_dropout_prob=0.2, classifier_dropout=0.35,
     ),
     "bert-ltr": transformers.BertConfig(
         vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
@@ -44,6 +44,7 @@ SIZES = {
     "roberta": transformers.RobertaConfig(
         vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
         max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
+        hidden_dropout_prob=0.2, classifier_dropout=0.35,
     ),
     "distilbert": transformers.DistilBertConfig(
         vocab_size=90, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=32, dropout=0.3,
@@ -59,7 +60,8 @@ SIZES = {
     ),
     "electra": transformers.ElectraConfig(
         vocab_size=90, embedding_size=16, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
-        intermediate_size=40, max_position_embeddings=32,
+        intermediate_size=40, max_position_embeddings=32, hidden_dropout_prob=0.2, classifier_dropout=0.35,
+        summary_last_dropout=0.45,
     ),
     "electra-wide": transformers.ElectraConfig(  # without a projection, as in the base and large sizes
         vocab_size=90, embedding_size=24, hidden_size=24, num_hidden_layers=3, num_attention_heads=4,
@@ -188,8 +190,8 @@ def test_heads_of_tasks(family: str, kind: str):
     ("family", "kind"), [head for head in HEADS if head[1] != "QuestionAnswering" or head[0] == "distilbert"]
 )
 def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, monkeypatch: pytest.MonkeyPatch):
-    """With a dropout that scales instead of zeroing, the outputs in training agree only if the places agree, and, for
-    DistilBERT and ALBERT, the probabilities that its config.json has for each kind of head."""
+    """With a dropout that scales instead of zeroing, the outputs in training agree only if the places agree, and the
+    probabilities that config.json has for each kind of head."""
 
     def scale(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return x * (1 - p) if training else x
@@ -197,11 +199,6 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
     theirs = theirs_of(family, f"For{kind}").train()
     theirs.base_model.eval()
     config, state = ours_of(theirs)
-    if family not in ("distilbert", "albert"):
-        config = replace(config, hidden_dropout=0.3)
-        for module in theirs.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.3
     task = TASKS[kind]
     model = TaskModel(config, task).train()
     model.encoder.eval()
@@ -304,6 +301,54 @@ def test_the_discriminator_of_electra(family: str, dtype: torch.dtype, off: floa
         assert p.grad is not None
         difference = (p.grad - wanted[name]).norm()
         assert difference <= (1e-4 if dtype == torch.float32 else 1e-10) * (wanted[name].norm() + 1e-6), name
+
+
+@pytest.mark.parametrize("family", ["gpt2", "openai-gpt"])
+def test_the_two_dropouts_of_gpt_are_those_of_transformers(family: str):
+    model = transformers.AutoConfig.for_model(**SIZES[family].to_dict() | {"embd_pdrop": 0.25, "resid_pdrop": 0.35})
+    theirs = getattr(transformers, f"{NAMES[family]}Model")(model)
+    config = config_from_huggingface(model.to_dict())
+    encoder = Encoder(config)
+    assert encoder.embeddings.dropout == theirs.drop.p == 0.25
+    assert encoder.blocks[0].dropout == theirs.h[0].mlp.dropout.p == theirs.h[0].attn.resid_dropout.p == 0.35
+    written = config_to_huggingface(config, architectures=["Any"])
+    assert (written["embd_pdrop"], written["resid_pdrop"]) == (0.25, 0.35)
+    assert config_from_huggingface({"model_type": family, "resid_pdrop": 0.35}).embedding_dropout == 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("bert", {"classifier_dropout": 0.35}),
+        ("bert", {"classifier_dropout": None}),
+        ("roberta", {"classifier_dropout": 0.35}),
+        ("electra", {"classifier_dropout": 0.35, "summary_last_dropout": 0.45}),
+        ("electra", {"classifier_dropout": 0.35, "summary_last_dropout": 0.1}),
+        ("electra", {"classifier_dropout": None, "summary_last_dropout": 0.35}),
+        ("albert", {"classifier_dropout_prob": 0.35}),
+        ("gpt2", {"embd_pdrop": 0.35}),
+        ("xlm", {"summary_first_dropout": 0.35}),
+    ],
+)
+def test_dropouts_are_written_as_read(family: str, settings: dict):
+    """As numbers, also where a network of bertworks has None; another number is another network."""
+    default = {"model_type": family}
+    config = config_from_huggingface(default | settings)
+    architectures = {"bert": "BertModel", "roberta": "RobertaModel"}.get(family, "Any")
+    written = config_to_huggingface(config, architectures=[architectures], pad_token_id=int(family == "roberta"))
+    assert {name: written[name] for name in settings} == settings
+    again = config_from_huggingface(written)
+    assert replace(again, intermediate_size=0) == replace(config, intermediate_size=0)
+    assert (config == config_from_huggingface(default)) == (settings == {"classifier_dropout": None})
+
+
+def test_choices_of_roberta_have_the_dropout_of_the_layers():
+    config = config_from_huggingface({"model_type": "roberta", "hidden_dropout_prob": 0.2, "classifier_dropout": 0.3})
+    assert (config.sequence_rate, config.choice_rate) == (0.3, 0.2)
+    with pytest.raises(
+        BertworksError, match=r"in roberta it is hidden_dropout\n  hint: --set encoder\.choice_dropout=0\.2"
+    ):
+        config_to_huggingface(replace(config, choice_dropout=None), architectures=["RobertaModel"], pad_token_id=1)
 
 
 def test_dropouts_of_distilbert_are_written_as_read():

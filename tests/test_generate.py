@@ -195,12 +195,19 @@ def test_a_continuation_ends_at_a_stop_string(folder: Path):
 
 
 def test_the_end_token_of_the_model_ends_a_text(folder: Path, tmp_path: Path):
-    """Of config.json, also several; without it, that of the tokenizer."""
+    """Of generation_config.json, which comes first; of config.json, also several; without both, of the tokenizer."""
     (free,) = bw.generate(folder, ["the dog"], max_tokens=30, temperature=1.0, **EXACT)
     end = free["ids"][10]
     expected = free["ids"][: free["ids"].index(end)]
-    for place, value in (("config.json", end), ("config.json", [300, end]), ("tokenizer_config.json", None)):
+    places = [("config.json", end), ("config.json", [300, end]), ("tokenizer_config.json", None)]
+    for place, value in [*places, ("generation_config.json", end), ("generation_config.json", [256, 300, end])]:
         write_gpt2(tmp_path)
+        if place == "generation_config.json":
+            (tmp_path / place).write_text(json.dumps({"eos_token_id": value}))
+            (one,) = bw.generate(tmp_path, ["the dog"], max_tokens=30, temperature=1.0, **EXACT)
+            assert (one["ids"], one["finish_reason"]) == (expected, "end_token")
+            continue
+        (tmp_path / "generation_config.json").unlink()
         settings = json.loads((tmp_path / "config.json").read_text())
         settings["eos_token_id"] = value
         if value is None:

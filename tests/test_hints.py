@@ -1297,6 +1297,24 @@ def test_models_of_the_other_direction(shell: Shell, model: Path) -> None:
         assert eval(f"list(owner.{call})", {"owner": owner, "text": text, "model": "gpt 2"})
 
 
+@says("{} of the model has {}: not used without --sampling model", "leave --sampling out, or the others",
+      "leave --sampling out, and choose --temperature, --top-k and --top-p")  # fmt: skip
+def test_the_sampling_of_a_model(shell: Shell) -> None:
+    write_gpt2(Path("gpt 2"))
+    file, words = Path("gpt 2/generation_config.json"), ["generate", "gpt 2", "a text"]
+    file.write_text('{"do_sample": true, "top_k": 3}')
+    note = shell.shows(shell.works(*words), "{} of the model has {}: not used without --sampling model")
+    option = note.split()[-2:]
+    shell.works(*words, *option)
+    answer = shell.fails(*words, *option, "--temperature", "1")
+    shell.shows(answer, "leave --sampling out, or the others")
+    shell.works(*words, "--temperature", "1")
+    file.write_text('{"do_sample": true, "min_p": 0.1}')
+    hint = "leave --sampling out, and choose --temperature, --top-k and --top-p"
+    shell.shows(shell.fails(*words, *option), hint)
+    shell.works(*words, "--temperature", "1", "--top-k", "40", "--top-p", "0.9")
+
+
 @says("fine-tune it: bertworks.finetune(DATA, model=...)", "fill([text])[0]", "score([text])[0]",
       "embed([text])[0]", "predict([text])[0]", "embed(model, [text])[0]", "fill(model, [text])",
       "score(model, [text])",
@@ -2157,18 +2175,20 @@ def test_a_budget_that_is_too_short(shell: Shell) -> None:
     pytest.fail("smaller batches do not help")
 
 
-@says("--set encoder.lm_head_act={}")
-def test_an_activation_in_the_head_for_masked_tokens_that_roberta_does_not_have(shell: Shell, text: Path) -> None:
-    settings = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "hidden_act": "relu"}
+@says("--set encoder.lm_head_act={}", "--set encoder.choice_dropout={}")
+def test_an_activation_and_a_dropout_of_heads_that_roberta_does_not_have(shell: Shell, text: Path) -> None:
+    settings: dict[str, object] = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    settings |= {"hidden_act": "relu", "sequence_dropout": 0.25, "token_dropout": "true"}
     fields = [f"encoder.{name}={value}" for name, value in settings.items()]
     phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
     fields += [phases, "train.held_out_sequences=4", "vocabulary.size=300"]
     sets = [word for field in fields for word in ("--set", field)]
     words = ["pretrain", text, "--recipe", "roberta-small", "--device", "cpu", "--workers", "1", *sets, "-o", "out"]
-    option = shell.shows(shell.fails(*words), "--set encoder.lm_head_act={}").split()[-2:]
-    shell.works(*words, *option)
+    dropout = shell.shows(shell.fails(*words), "--set encoder.choice_dropout={}").split()[-2:]
+    option = shell.shows(shell.fails(*words, *dropout), "--set encoder.lm_head_act={}").split()[-2:]
+    shell.works(*words, *dropout, *option)
     config = json.loads(Path("out/config.json").read_text())
-    assert (config["model_type"], config["hidden_act"]) == ("roberta", "relu")
+    assert (config["model_type"], config["hidden_act"], config["classifier_dropout"]) == ("roberta", "relu", 0.25)
     assert bertworks.load("out").config.lm_head_activation == "gelu"
 
 

@@ -8,6 +8,7 @@ configuration first: a name, a shape or a size that does not fit is an error.
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
@@ -147,6 +148,14 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     what = f"encoder.type_vocab_size is {types}: files of {config.family} cannot hold a table of one type"
     require(not types or types != family.untyped, what, hint="use type_vocab_size 0, or 2 and more")
     free |= {"lm_head_act"}  # `check_lm_head_act`: such a network has a model_type of its own
+    config = _with_canonical_dropouts(config)
+    if config.sequence_dropout is None:  # then it is the dropout of the layers for tokens too
+        free |= {"token_dropout"}
+    if family.choices_have_hidden_dropout:
+        what = f"encoder.choice_dropout is {config.choice_dropout}: in {config.family} it is hidden_dropout"
+        hint = f"--set encoder.choice_dropout={config.hidden_dropout}"
+        require(config.choice_rate == config.hidden_dropout, what, hint=hint)
+        free |= {"choice_dropout"}
     for name, value in vars(family.default_of(family.is_decoder(config))).items():
         if name not in family.settings.values() and getattr(config, name) != value and name not in free:
             what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
@@ -162,6 +171,16 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         what = f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it"
         hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
         raise BertworksError(f"{what}, so it must be {expected}", hint=hint)
+
+
+def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
+    """The same network with None for each dropout that has the value which None stands for: files of transformers have
+    a number for each."""
+    if config.embedding_dropout == config.hidden_dropout:
+        config = replace(config, embedding_dropout=None)
+    if config.choice_dropout == config.sequence_rate:
+        config = replace(config, choice_dropout=None)
+    return config
 
 
 def check_lm_head_act(config: EncoderConfig) -> None:
@@ -213,6 +232,8 @@ def config_to_huggingface(
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
         "hidden_act": activations[config.hidden_act],
         "type_vocab_size": config.type_vocab_size or family.untyped,
+        "embedding_dropout": config.embedding_rate,
+        "choice_dropout": config.choice_rate,
         "languages": {name: number for number, name in enumerate(config.languages)},
     }
     for key, meanings in family.flags.items():
@@ -292,8 +313,12 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     width = values["hidden_size"]
     what = f"embedding_size and hidden_size are both {width}: a projection between equal widths is not supported"
     require(not family.always_projects or values["embedding_size"] not in (0, width), what, where)
+    if values["sequence_dropout"] is None:
+        values["token_dropout"] = False
+    if family.choices_have_hidden_dropout:
+        values["choice_dropout"] = values["hidden_dropout"]
     try:
-        return EncoderConfig(**values)
+        return _with_canonical_dropouts(EncoderConfig(**values))
     except ValueError as error:
         raise BertworksError(str(error), where=where, hint=_CORRECT) from error
 
@@ -359,6 +384,8 @@ def _value(value: Any, theirs: str, ours: str, family: Family, where: str | None
     default, names = getattr(family.default, ours), family.activations
     if value is None and ours == "intermediate_size":
         return 0
+    if value is None and default is None and ours.endswith("_dropout"):
+        return None
     if ours == "languages":
         given = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
         what = f"{theirs} is {value!r:.60}: expected a number from 0 for each name"
@@ -370,13 +397,15 @@ def _value(value: Any, theirs: str, ours: str, family: Family, where: str | None
         expected, is_valid, names = "the name of a language", isinstance(value, str), {value: value}
     elif isinstance(default, str):
         expected, is_valid = f"one of {', '.join(names)}", isinstance(value, str) and value in names
-    elif isinstance(default, float):
+    elif isinstance(default, float) or ours.endswith("_dropout"):
         expected, is_valid = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
     else:
         limit = LIMITS[ours]
         expected, is_valid = f"a whole number from 1 to {limit:,}", type(value) is int and 1 <= value <= limit
     require(is_valid, f"{theirs} is {value!r:.60}: expected {expected}", where, _CORRECT)
-    return names[value] if isinstance(default, str) else type(default)(value)
+    if isinstance(default, str):
+        return names[value]
+    return float(value) if ours.endswith("_dropout") else type(default)(value)
 
 
 def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None = None) -> list[_Parameter]:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, one_line, quoted, require
@@ -31,7 +32,7 @@ _MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the firs
 _TOP_FILES = (*NETWORK_FILES, "sentence_bert_config.json")
 MODEL_FILES = (
     *_TOP_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES), "modules.json",
-    "config_sentence_transformers.json", "task.json", *MODEL_DOCUMENTS,
+    "config_sentence_transformers.json", "task.json", GENERATION_FILE, *MODEL_DOCUMENTS,
 )  # fmt: skip
 _HUB_IDS: dict[str, str] = _HUB["ids"]
 _UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")

@@ -58,6 +58,7 @@ def generate(
     top_p: Annotated[float | None, console.at_least(0, most=1)] = None,
     seed: Annotated[int, console.at_least(0)] = 0,
     stop: console.Repeatable = None,
+    sampling: Literal["options", "model"] = "options",
     text: console.Repeatable = None,
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
@@ -73,14 +74,22 @@ def generate(
         top_p: Sample among the most probable tokens that have this probability together.
         seed: Of the random numbers. A text has its own, whatever the other texts are.
         stop: A string at which a continuation ends. Repeatable.
+        sampling: model: temperature, top-k and top-p are those of the model's generation_config.json.
 
     Examples:
         bertworks generate MODEL "The old house" --max-tokens 50
         bertworks generate MODEL "The old house" --temperature 0.8 --seed 1
     """
+    from bertworks.checkpoints.generation_config import read_generation_config
+    from bertworks.checkpoints.model_folder import ModelFolder
+    from bertworks.checkpoints.resolve import resolve_model
+
+    generation = read_generation_config(ModelFolder(resolve_model(model)).within)
+    for note in generation.notes(sampling):
+        console.say(note)
     results = bw.generate(
         model, _prompts(texts, text or ()), max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        seed=seed, stop=stop or (), device=device, precision=precision,
+        seed=seed, stop=stop or (), sampling=sampling, device=device, precision=precision,
     )  # fmt: skip
     for number, result in enumerate(results, 1):
         yield result, "\n" * (number > 1) + result["text"] + result["continuation"]

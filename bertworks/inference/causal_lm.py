@@ -18,6 +18,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
+from bertworks.checkpoints.generation_config import read_generation_config
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import quoted, require
@@ -58,7 +59,9 @@ class CausalModel:
 
     Attributes:
         longest: the largest number of tokens that it reads.
-        end_ids: the tokens that end a text.
+        end_ids: the tokens that end a text, those of generation_config.json first.
+        start_ids: the end token that stands between the texts of a training, if there is one.
+        generation: what generation_config.json says.
 
     Raises:
         BertworksError: it reads in both directions, it is an exported one, or the weights lack the head.
@@ -81,7 +84,13 @@ class CausalModel:
         self._transform = network.lm_head.transform
         self._output = pack_output(network.encoder.embeddings.token.weight, network.lm_head.bias, self.precision)
         self.device = network.encoder.embeddings.token.weight.device
-        self.longest, self.end_ids = self.config.max_position_embeddings, _end_ids(source)
+        self.longest = self.config.max_position_embeddings
+        self.generation = read_generation_config(source.within)
+        ends = _end_ids(source)
+        self.start_ids = ends[:1]
+        if self.generation.end_ids is not None:
+            ends = [number for number in self.generation.end_ids if number < self.tokenizer.vocab_size]
+        self.end_ids = ends
 
     def states(
         self, ids: Tensor, layout: Layout, rows: Tensor | None = None, cache: KeyValueCache | None = None
@@ -154,7 +163,7 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
         BertworksError: a sentence without a token that can be predicted.
     """
     t = model.tokenizer
-    start, number = list(t.template.prefix) or model.end_ids[:1], 0
+    start, number = list(t.template.prefix) or model.start_ids, 0
     first = len(start) or 1
     for texts in chunk_by_size(sentences, AT_ONCE, lambda _: 1):
         sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]

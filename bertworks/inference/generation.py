@@ -7,7 +7,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertworks.checkpoints.generation_config import GenerationConfig
 from bertworks.errors import expect, listed, several
 from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import LazyModel, open_model
@@ -55,10 +56,11 @@ class SamplingOptions:
             3.1), after `top_k`; None: among all.
         seed: of the random numbers.
         stop: strings at which a continuation ends.
+        sampling: "model": the temperature, `top_k` and `top_p` of the model's generation_config.json.
 
     Raises:
         UsageError: a value outside its range; one string and no list of them; `top_k` or `top_p` at temperature 0,
-            where they change nothing.
+            where they change nothing; a temperature, `top_k` or `top_p` beside `sampling`.
     """
 
     max_tokens: int = 50
@@ -67,6 +69,7 @@ class SamplingOptions:
     top_p: float | None = None
     seed: int = 0
     stop: Iterable[str] = ()  # becomes a tuple
+    sampling: Literal["options", "model"] = "options"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", tuple(listed(self.stop, "give a list of strings", "stop string")))
@@ -77,12 +80,33 @@ class SamplingOptions:
             (self.top_p is None or 0 < self.top_p <= 1, "top_p is {top_p}: expected a number above 0, up to 1"),
             (self.seed >= 0, "seed is {seed}: expected a whole number from 0"),
             (all(self.stop), "a stop string is empty"),
+            (self.sampling in ("options", "model"), "sampling is {sampling!r}: expected 'options' or 'model'"),
         ]
         for holds, message in rules:
             expect(holds, message.format_map(vars(self)))
         what = "top_k and top_p change nothing at temperature 0, which takes the most probable token"
         samples = self.temperature > 0 or (self.top_k, self.top_p) == (None, None)
         expect(samples, what, hint="add --temperature 1, or leave them out")
+        has_options = (self.temperature, self.top_k, self.top_p) != (0.0, None, None)
+        what = "temperature, top_k and top_p are those of the model with sampling 'model'"
+        expect(not (has_options and self.sampling == "model"), what, hint="leave --sampling out, or the others")
+
+    def of_model(self, generation: GenerationConfig) -> "SamplingOptions":
+        """These options; with `sampling` "model", those of its generation_config.json.
+
+        Raises:
+            BertworksError: the file asks for what is not computed here.
+        """
+        if self.sampling == "options":
+            return self
+        generation.require_computed()
+        return replace(
+            self,
+            temperature=generation.temperature,
+            top_k=generation.top_k,
+            top_p=generation.top_p,
+            sampling="options",
+        )
 
 
 def next_token_probabilities(
@@ -161,8 +185,10 @@ class TextGenerator:
 
         Raises:
             UsageError: a text that is not a string.
-            BertworksError: a text without tokens, or one that fills all positions of the network.
+            BertworksError: a text without tokens, or one that fills all positions of the network; a sampling of the
+                model that is not computed here.
         """
+        options = options.of_model(self.model.generation)
         copies: Counter[bytes] = Counter()
         number = 0
         for chunk in chunk_by_size(texts, AT_ONCE, lambda _: 1):
@@ -286,15 +312,17 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     stop: Iterable[str] = (),
+    sampling: Literal["options", "model"] = "options",
     device: str = "auto",
     precision: PrecisionOption = "auto",
 ) -> Iterator[Generation]:
     """The continuation of each text by a model that reads from left to right (GPT-2), in order.
 
-    A continuation ends at the model's end token, at a stop string, after `max_tokens`, or where the text has as many
-    tokens as the model reads: `finish_reason` says which. At temperature 0 each token is the most probable one. Else
-    tokens are drawn, with random numbers that depend on the seed and the text alone, not on the other texts; equal
-    texts get different ones. In bf16 the last digits of logits depend on the batch, and rarely so does a token.
+    A continuation ends at an end token of the model (those of generation_config.json, else that of config.json), at
+    a stop string, after `max_tokens`, or where the text has as many tokens as the model reads: `finish_reason` says
+    which. At temperature 0 each token is the most probable one. Else tokens are drawn, with random numbers that
+    depend on the seed and the text alone, not on the other texts; equal texts get different ones. In bf16 the last
+    digits of logits depend on the batch, and rarely so does a token.
 
     Args:
         model: a folder or a name; or an open model, which stays on its device.
@@ -304,6 +332,8 @@ def generate(
         top_p: sample among the most probable tokens that have this probability together, after `top_k` (Holtzman et al.
             2020, section 3.1).
         stop: strings at which a continuation ends; they are not part of it.
+        sampling: "model": the temperature, `top_k` and `top_p` of the model's generation_config.json, in place of these
+            options.
         precision: see `Embedder`.
 
     Raises:
@@ -313,6 +343,12 @@ def generate(
     """
     texts = several(texts, "generate(model, [text])")
     options = SamplingOptions(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, stop=stop
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        sampling=sampling,
     )
     yield from TextGenerator(model, device, precision)(texts, options)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
+from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.model_card import fill_template
 from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
@@ -149,7 +150,7 @@ def _read_folder(source: ModelFolder) -> _Source:
     root = folder.resolve()
     if root.parent.name == "snapshots":  # the hub's cache links to files outside the folder
         root = root.parents[1]
-    names = [name for name in (*MODEL_DOCUMENTS, *kept_files) if (folder / name).is_file()]
+    names = [name for name in (*MODEL_DOCUMENTS, GENERATION_FILE, *kept_files) if (folder / name).is_file()]
     copied = [name for name in names if root in (folder / name).resolve().parents]
     known = [*_READ, *copied, *(["2_Normalize/config.json", *module_files(folder)] if sentence else [])]
     if inner != folder:

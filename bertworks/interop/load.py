@@ -97,7 +97,7 @@ class LoadedModel:
         """The continuation of each text by a model that reads from left to right: see `bertworks.generate`.
 
         Args:
-            options: `max_tokens`, `temperature`, `top_k`, `top_p`, `seed` and `stop`, as there.
+            options: `max_tokens`, `temperature`, `top_k`, `top_p`, `seed`, `stop` and `sampling`, as there.
 
         Raises:
             UsageError: one text and no list; an option outside its range.

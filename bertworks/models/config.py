@@ -43,8 +43,10 @@ class EncoderConfig:
     lm_head_act: the activation in the head that predicts masked tokens; "": hidden_act. The published RoBERTa and
         ELECTRA always have "gelu" there.
     hidden_dropout, attention_dropout: probabilities of zeroing.
+    embedding_dropout: after the embeddings (GPT-2); None: hidden_dropout.
     sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None: hidden_dropout.
-    token_dropout: sequence_dropout also before the output layer for tokens (ALBERT).
+    choice_dropout: the same for choices (ELECTRA, RoBERTa); None: as for whole texts.
+    token_dropout: sequence_dropout also before the output layer for tokens (ALBERT, BERT).
     span_dropout: in fine-tuning, before the output layer for answers in texts (DistilBERT); None: no dropout.
     layer_norm_eps: added to the variance.
     initializer_range: standard deviation of the initial matrices and embeddings.
@@ -52,7 +54,8 @@ class EncoderConfig:
         tied embeddings alone.
     pooler: which token stands for a sequence, and the activation of the dense layer over it, which
         "first" and "last" do not have.
-    pooler_dropout: in fine-tuning for whole texts, dropout also before the dense layer of the pooler (RoBERTa).
+    pooler_dropout: in fine-tuning for whole texts, the same dropout also before the dense layer of the pooler
+        (RoBERTa).
     family: the name table of its files (checkpoints/families).
     languages: names of the token types, where these are languages (XLM, Conneau and Lample 2019, section 3).
     language: the one that all texts are in; "": the token types of a batch are its languages, as in pre-training.
@@ -79,7 +82,9 @@ class EncoderConfig:
     lm_head_act: Literal["", "gelu", "gelu_tanh", "relu"] = ""
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
+    embedding_dropout: float | None = None
     sequence_dropout: float | None = None
+    choice_dropout: float | None = None
     token_dropout: bool = False
     span_dropout: float | None = None
     layer_norm_eps: float = 1e-12
@@ -100,7 +105,7 @@ class EncoderConfig:
             (self.hidden_size % self.num_attention_heads == 0,
              "hidden_size {hidden_size} does not divide into {num_attention_heads} attention heads"),
             *((0 <= (getattr(self, name) or 0) < 1, f"{name} is {{{name}}}: expected a number from 0 to below 1")
-              for name in ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout")),
+              for name in vars(self) if name.endswith("_dropout") and name not in ("token_dropout", "pooler_dropout")),
             (not self.languages or len({*self.languages}) == len(self.languages) == self.type_vocab_size,
              "languages {languages} with type_vocab_size {type_vocab_size}: expected a name for each type"),
             (self.language in ("", *self.languages), "language is {language!r}: expected one of {languages}"),
@@ -129,6 +134,21 @@ class EncoderConfig:
     def lm_head_activation(self) -> str:
         """The activation in the head that predicts masked tokens."""
         return self.lm_head_act or self.hidden_act
+
+    @property
+    def sequence_rate(self) -> float:
+        """The dropout before the output layer for whole texts."""
+        return self.hidden_dropout if self.sequence_dropout is None else self.sequence_dropout
+
+    @property
+    def choice_rate(self) -> float:
+        """The dropout before the output layer for choices."""
+        return self.sequence_rate if self.choice_dropout is None else self.choice_dropout
+
+    @property
+    def embedding_rate(self) -> float:
+        """The dropout after the embeddings."""
+        return self.hidden_dropout if self.embedding_dropout is None else self.embedding_dropout
 
     @property
     def embedding_width(self) -> int:

@@ -51,7 +51,7 @@ class Embeddings(nn.Module):
         self.projection = Linear(width, c.hidden_size) if width != c.hidden_size else None
         self.scale = c.hidden_size**0.5 if c.embedding_scale else 1.0
         self.language = c.languages.index(c.language) if c.language else None
-        self.max_positions, self.dropout = c.max_position_embeddings, c.hidden_dropout
+        self.max_positions, self.dropout = c.max_position_embeddings, c.embedding_rate
 
     def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> Tensor:
         """input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0 -> [T, hidden_size].

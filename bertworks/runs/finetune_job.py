@@ -44,7 +44,15 @@ from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.training.vocab_subset import VocabSubset
 
-DROPOUTS = ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout")  # None: no other rate than these
+# Those that are None have no rate of their own.
+DROPOUTS = (
+    "hidden_dropout",
+    "attention_dropout",
+    "embedding_dropout",
+    "sequence_dropout",
+    "choice_dropout",
+    "span_dropout",
+)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def choose_recipe(
         base,
         title=f"{title} for {duration(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
-        encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
+        encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout, embedding_dropout=None),
         vocabulary=replace(base.vocabulary, size=preset.vocab_size),
         sampling=sampling,
         masking=replace(base.masking, max_predictions=0, dynamic=True),

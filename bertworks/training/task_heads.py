@@ -257,9 +257,9 @@ def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
     has its own."""
     if task.head == "span":
         return c.span_dropout or 0.0
-    if c.sequence_dropout is not None and (task.pooled or c.token_dropout):
-        return c.sequence_dropout
-    return c.hidden_dropout
+    if isinstance(task, MultipleChoice):
+        return c.choice_rate
+    return c.sequence_rate if task.pooled or c.token_dropout else c.hidden_dropout
 
 
 class TaskModel(TrainableModel):
@@ -283,7 +283,7 @@ class TaskModel(TrainableModel):
         self.weights = {"task": 1 - weight, **{name: value for name, value in others.items() if value}}
         self.encoder = Encoder(c)
         self.pooler = Pooler(c) if task.pooled and task.vectors == "pooler" and not lstm_units else None
-        self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
+        self.pooler_dropout = c.sequence_rate if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         frozen, self.feature_layers = bool(lstm_units) and lstm_encoder == "frozen", feature_layers
         self.encoder.requires_grad_(not frozen)
         self.features = FrozenFeatures(self.encoder, feature_layers) if frozen else None

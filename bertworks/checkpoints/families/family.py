@@ -45,6 +45,8 @@ class Family:
     untyped: this number of token types in config.json means that there is no table of them.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
         describes are equal in the whole family. `default.family` is the family's name (model_type).
+    choices_have_hidden_dropout: the dropout before the output layer for choices is that of the layers, whatever is set
+        for whole texts.
     decoder: fields of EncoderConfig with other values in files with `is_decoder: true`; {}: such files are refused, or
         the family has no such setting.
     required: settings that change what is computed, and the only value that is supported.
@@ -74,6 +76,7 @@ class Family:
     flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     untyped: int = 0
     default: EncoderConfig
+    choices_have_hidden_dropout: bool = False
     decoder: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     required_null: tuple[str, ...] = ()
