@@ -68,7 +68,8 @@ NOT_ADVICE = "no advice: a heading, a help text, or what an option means"
 NOT_TYPED = {  # why a template is not tested here
     "pip install --no-deps --force-reinstall {}": NETWORK,
     "pip install --no-deps {}; or {}": NETWORK,
-    "ask for it: --model {}": NETWORK,
+    "if you trust it, name it: {} --model {}": "test_index: the model that a stranger's index names",
+    "bertworks search {} QUERY": "test_index: the model that a stranger's index names",
     "agree on the model's page, then `hf auth login`": NETWORK,
     "check the spelling; of a private model, `hf auth login`": NETWORK,
     "hf auth login (or set HF_TOKEN), with a token with write access": NETWORK,

@@ -8,10 +8,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
 from fine import FILLER, sentence, write_model
+from served import write_head
 
 import bertworks
 from bertworks.checkpoints.model_folder import load_model, save_model
@@ -21,10 +23,12 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.io.binary_files import json_sha256
+from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.retrieval.store import MANIFEST, writing
+from bertworks.serve.endpoints import Abilities
 from bertworks.training.task_heads import TaskModel
 
 TEXTS = ["good film", "sad dogs", "Anna lives in Oslo", "the men heard music last night", "story of this town"]
@@ -559,3 +563,50 @@ def test_approximate_search_after_the_nearest_were_deleted(model: Path, tmp_path
     exact = index.search("good men", 5, ranking="dense")
     found = index.search("good men", 5, ranking="dense", approximate=True)
     assert [hit["id"] for hit in found] == [hit["id"] for hit in exact]
+
+
+STRANGE_NAMES = [
+    "s3://bucket/model", "gs://bucket/model", "hf://datasets/a/b", "memory://b/model", "S3://bucket/model",
+    "s3:/bucket/model", "https://example.com/model", "file:///etc", "owner/name", "bert-base-uncased",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGE_NAMES)
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_the_model_that_a_strangers_index_names_is_not_fetched(
+    name: str, is_empty: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError(f"a request: {arguments}")
+
+    index = Index.create(tmp_path / "idx", model, device="cpu")
+    if not is_empty:
+        index.add(TEXTS)
+    content = json.loads((index.folder / MANIFEST).read_text())
+    content = {key: value for key, value in content.items() if key != "sha256"} | {"model": name}
+    (index.folder / MANIFEST).write_text(json.dumps(content | {"sha256": json_sha256(content)}))
+    (tmp_path / "d.txt").write_text("good\n")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fsspec.filesystem", refuse)
+    monkeypatch.setattr("socket.getaddrinfo", refuse)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    calls = [
+        lambda: Index(index.folder, device="cpu").search("a"),
+        lambda: Index(index.folder, device="cpu").add(["a"]),
+        lambda: list(index_file(tmp_path / "d.txt", index.folder, device="cpu")),
+        lambda: list(index_file(tmp_path / "d.txt", index.folder, device="cpu", bulk=Bulk(workers=2))),
+        lambda: Abilities(write_head(tmp_path / "head", task="classification", labels=("a", "b"), text=("a", "b")),
+                          index=index.folder, device="cpu"),
+    ]  # fmt: skip
+    if is_empty:
+        calls.append(lambda: list(index_file(tmp_path / "d.txt", index.folder, pooling="cls", device="cpu")))
+    for call in calls:
+        with pytest.raises(BertworksError, match="a name in a file is not downloaded") as raised:
+            call()
+        identity = "google-bert/bert-base-uncased" if name == "bert-base-uncased" else name
+        assert raised.value.where == identity
+        assert raised.value.hint == (
+            f"if you trust it, name it: bertworks search {index.folder} QUERY --model {identity}"
+        )
+    hits = Index(index.folder, model=model, device="cpu").search("sad dogs")  # the command of the message
+    assert len(hits) == (0 if is_empty else len(TEXTS))

