@@ -11,10 +11,11 @@ import pytest
 from fine import FILLER, write_model
 
 from bertworks.datasets.schema import Item, Schema
+from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.runs import dataset_report
 from bertworks.runs.data_splits import PARTS, LabelledData, read_data
 from bertworks.runs.dataset_report import check_file
-from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.text import near_copies as module
@@ -412,3 +413,56 @@ def test_trainings_that_begin_when_an_earlier_run_is_resumed_have_its_split(tmp_
     rows = [json.loads((tmp_path / "run" / f"seed-{n}" / "result.json").read_text())["rows"] for n in range(2)]
     old = read_data(data, validation="split", near_copies=False)
     assert rows[1] == len(old.dev)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_reports_near_copies_of_training_rows(tmp_path: Path) -> None:
+    model, out = write_model(tmp_path / "model"), tmp_path / "out"
+    data = write_questions(tmp_path / "train.jsonl", questions(40, 2))
+    settings: dict[str, Any] = {"model": model, "validation": "split", "method": "frozen", "device": "cpu"}
+    finetune(data, output=out, **settings)
+    split = read_data(data, validation="split")
+    seen = [{"text": f"{item.texts[0]}...", "label": item.label} for item in split.train[:5]]
+    held_out = [{"text": item.texts[0], "label": item.label} for item in split.dev]
+    notes: list[str] = []
+    new = write_questions(tmp_path / "new.jsonl", [*seen, *held_out])
+    found = evaluate_task(out, new, device="cpu", on_note=notes.append)
+    assert found["training_copies"] == 5
+    (note,) = [note for note in notes if "training data" in note]
+    assert note.startswith(f"WARNING: 5 of the {len(held_out) + 5} rows (")
+    assert "new.jsonl:1 = train.jsonl:" in note
+    notes.clear()
+    held_out_file = write_questions(tmp_path / "held.jsonl", held_out)
+    assert evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"] == 0
+    assert "no row is a copy or a near-copy of one in the training data train.jsonl" in notes
+    # What has changed, is gone or lies elsewhere is not compared, and nothing is fetched.
+    content = json.loads((out / "run.json").read_text())
+    data.write_text(data.read_text() + "\n")
+    for path in (str(data), str(tmp_path / "gone.jsonl"), "s3://bucket/train.jsonl"):
+        content["request"]["data"] = path
+        (out / "run.json").write_text(json.dumps(content))
+        notes.clear()
+        assert evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"] is None
+        (note,) = [note for note in notes if "training data" in note]
+        assert note.startswith(f"not compared with the training data {Path(path).name}: it is not on this machine")
+    content["request"]["read"] = {"unknown": 1}
+    content["request"]["data"] = str(data)
+    for text in ("{", '{"request": 5}', json.dumps(content)):
+        (out / "run.json").write_text(text)
+        notes.clear()
+        assert evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"] is None
+        assert [note for note in notes if note.startswith("not compared with the training data: ")]
+    (out / "run.json").unlink()
+    assert evaluate_task(out, held_out_file, device="cpu")["training_copies"] is None
+
+
+def test_training_rows_are_all_rows_beside_a_dev_file(tmp_path: Path) -> None:
+    model, out = write_model(tmp_path / "model"), tmp_path / "out"
+    rows = questions(40, 2)
+    data = write_questions(tmp_path / "train.jsonl", rows)
+    dev = write_questions(tmp_path / "dev.jsonl", questions(10, 2, seed=1))
+    finetune(data, dev=dev, output=out, model=model, method="frozen", device="cpu")
+    assert evaluate_task(out, data, device="cpu")["training_copies"] == len(rows)
+    assert evaluate_task(out, dev, device="cpu")["training_copies"] == 0

@@ -31,6 +31,7 @@ from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
+from bertworks.evaluation.training_data import training_copies
 from bertworks.events import Event, no_notes, printable
 from bertworks.inference.detect import load_with_generator
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
@@ -253,7 +254,8 @@ def evaluate_task(
     (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
     type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
     `intervals` of the figures, `unknown_labels` (how many rows have each label that was never trained; these rows are
-    mistakes), and `notes` (what was read, and two examples as the network reads them).
+    mistakes), `training_copies` (how many rows are copies or near-copies of rows of the training data; None where that
+    is not known), and `notes` (what was read, and two examples as the network reads them).
 
     Args:
         data: a file, or rows in memory as in `finetune`.
@@ -278,7 +280,8 @@ def evaluate_task(
     notes += _unknown_notes(unknown, schema.labels)
     known = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
     examples = predictor.reading.preview([item for item, trained in zip(rows, known) if trained])
-    notes += [*reader.notes, *(note.text for note in examples)]
+    copies = training_copies(predictor.folder, rows, d)
+    notes += [*reader.notes, *([copies.note] if copies.note else []), *(note.text for note in examples)]
     for note in notes:
         on_note(note)
     answers = predictor.answers(item if trained else item._replace(label=None) for item, trained in zip(rows, known))
@@ -289,7 +292,8 @@ def evaluate_task(
     if predictor.precision == "int8":
         exact = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
         found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in exact])
-    return found | {"rows_without_text": empty.count, "unknown_labels": unknown, "notes": notes}
+    found |= {"rows_without_text": empty.count, "unknown_labels": unknown, "training_copies": copies.num_rows}
+    return found | {"notes": notes}
 
 
 def _with_labels_of(
