@@ -287,6 +287,42 @@ def test_many_rows_are_sampled_and_the_name_says_so(
     assert found["verdict"].endswith("what can help: --method frozen, more rows, another --model")
 
 
+def test_features_of_words_learn_from_all_sentences(model: Path) -> None:
+    """With many labels too: a tagger that learns from a part of the sentences looks weak."""
+    draw = random.Random(0)
+    labels = tuple(f"T{n:02}" for n in range(40))
+    sentences = [tuple(f"w{draw.randrange(400)}" for _ in range(30)) for _ in range(600)]
+    d = TaskConfig(task="tagging", labels=labels, text=("words",), max_length=64)
+    rows = rows_of(sentences, [tuple(labels[int(w[1:]) // 10] for w in words) for words in sentences], d)
+    assert len(sample(rows, 400_000 // 40, 0)) < 0.9 * len(rows), "as many as they learned from"
+    fitted: list[int] = []
+    count = baselines._counted
+
+    def counted(train: Any, held_out: Any) -> Any:
+        fitted.append(len(train))
+        return count(train, held_out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "_counted", counted)
+        answers = baseline_answers(rows, rows[:10], d, FrozenEncoder(ModelFolder(model).load(), CPU, 64))
+    assert fitted == [600]
+    assert "features of words" in answers
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(2.0, 100), (0.5, 50), (0.01, 30)])
+def test_a_tagger_of_many_words_takes_fewer_iterations(
+    factor: float, expected: int, job: Callable[[str], FinetuneJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = job("names.conll")
+    targets = sum(len(example.target.labels) for row in names.train for example in row.unit)
+    monkeypatch.setattr(baselines, "_TAGGED", round(factor * targets * len(names.description.labels) + 0.5))
+    seen: list[int] = []
+    sparse = baselines._sparse
+    monkeypatch.setattr(baselines, "_sparse", lambda *given: [seen.append(given[5]), sparse(*given)][1])
+    answers_of(names)
+    assert seen == [expected]
+
+
 def test_a_model_that_is_better_needs_no_words(job: Callable[[str], FinetuneJob]) -> None:
     work = job("choices.csv")
     found = compared(work, [{"choice": row.item.label} for row in work.dev])

@@ -30,6 +30,7 @@ from bertworks.datasets.schema import Item, Schema, items, label_names
 from bertworks.datasets.values import first_names, similar_labels
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
+from bertworks.evaluation.training_data import training_copies
 from bertworks.events import Event, no_notes, printable
 from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import load_with_generator
@@ -263,8 +264,9 @@ def evaluate_task(
     `intervals` of the figures, `positive` (of two classes the one whose F1 is among the figures), `never_found` (the
     labels of which no row is found, with the number of their rows), `unknown_labels` (how many rows have each label
     that was never trained; these rows are mistakes), `truncated`, `truncated_tokens` and `truncated_share` (how many
-    rows were longer than the model reads, and how much of them was left out), and `notes` (what was read, and two
-    examples as the network reads them).
+    rows were longer than the model reads, and how much of them was left out), `training_copies` (how many rows are
+    copies or near-copies of rows of the training data; None where that is not known), and `notes` (what was read, and
+    two examples as the network reads them).
 
     Args:
         data: a file, or rows in memory as in `finetune`.
@@ -289,7 +291,8 @@ def evaluate_task(
     notes += _unknown_notes(unknown, schema.labels)
     known = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
     examples = predictor.reading.preview([item for item, trained in zip(rows, known) if trained])
-    notes += [*reader.notes, *(note.text for note in examples)]
+    copies = training_copies(predictor.folder, rows, d)
+    notes += [*reader.notes, *([copies.note] if copies.note else []), *(note.text for note in examples)]
     for note in notes:
         on_note(note)
     answers = predictor.answers(item if trained else item._replace(label=None) for item, trained in zip(rows, known))
@@ -304,7 +307,8 @@ def evaluate_task(
         exact = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
         found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in exact])
     found |= truncation.as_dict()
-    return found | {"rows_without_text": empty.count, "unknown_labels": unknown, "notes": notes}
+    found |= {"rows_without_text": empty.count, "unknown_labels": unknown, "training_copies": copies.num_rows}
+    return found | {"notes": notes}
 
 
 def _with_labels_of(

@@ -51,12 +51,15 @@ _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")  # kana, Chi
 _LETTER = re.compile(r"[^\W\d_]")
 _TERMS = {"token_pattern": r"\w+|[^\w\s]+", "ngram_range": (1, 2)}
 _ABSENT = -30.0  # the logit of what never occurs in the training rows
-_MAX_TERMS, _MAX_TOKENS = 3_000_000, 400_000  # tokens times labels of which a bag of words, or a tagger, learns
+_MAX_TERMS = 3_000_000  # tokens times labels of which a bag of words learns
+# A tagger learns from all words: with more words times labels than this it takes fewer iterations, but not fewer than
+# _MIN_ITERATIONS.
+_TAGGED = 1_000_000
 _ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens of rows that are encoded to learn from
 HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
 _AT_ONCE = 1 << 12  # words of which features are in memory
-_MAX_FEATURES, _MAX_ITERATIONS, _FOLDS = 50_000, 100, 3
+_MAX_FEATURES, _MAX_ITERATIONS, _MIN_ITERATIONS, _FOLDS = 50_000, 100, 30, 3
 
 
 class FrozenEncoder:
@@ -113,7 +116,8 @@ def baseline_answers(
 ) -> Answers:  # fmt: skip
     """What simple methods, trained on `train`, answer on `held_out`, by the name of the method; the first one is the
     trivial one. Of many rows they learn from a sample, and those with an encoder answer a sample (None: the other
-    rows), both stratified by label, so that each takes seconds; the name then says how many rows these are.
+    rows), both stratified by label, so that each takes seconds; the name then says how many rows these are. The
+    features of words learn from all sentences: with a sample of these they look weak.
 
     Args:
         encoder: one for several calls encodes each text once.
@@ -150,7 +154,7 @@ def _predictions(
 ) -> Iterator[tuple[str, Sequence[Features], Sequence[int], Logits]]:
     """Of each method but the trivial one: its name, the rows from which it learns, the numbers of the rows that it
     predicts, and the logits of these."""
-    most_terms, most_tokens = (most // max(2, len(d.labels)) for most in (_MAX_TERMS, _MAX_TOKENS))
+    most_terms = _MAX_TERMS // max(2, len(d.labels))
     numbers = sorted(_sampled(rows, HELD_OUT_WORK * encoder.max_tokens // folds, seed))
     every, new = range(len(rows)), [rows[n] for n in numbers]
     if d.task == "choice":
@@ -159,8 +163,10 @@ def _predictions(
         return
     fewer = sample(train, encoder.max_tokens, seed)
     if d.task in ("tagging", "spans"):
-        some = sample(train, most_tokens, seed)
-        yield "features of words", some, every, _linear(d, some, _counted(some, rows), 3.0)
+        num_targets = sum(len(_targets(row)) for row in train)
+        iterations = max(_MIN_ITERATIONS, _MAX_ITERATIONS * _TAGGED // (num_targets * len(d.labels)))
+        logits = _linear(d, train, _counted(train, rows), 3.0, min(_MAX_ITERATIONS, iterations))
+        yield "features of words", train, every, logits
         head = fit_linear_head(make_task_head(d), encoder.predicted_tokens(fewer), _all_targets(fewer))
         yield FROZEN, fewer, numbers, encoder.predicted_tokens(new, head)
         return
@@ -232,13 +238,17 @@ def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
     return np.tile(found.astype(np.float32), (count, 1))
 
 
-def _linear(d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], strength: float = 0.0) -> Logits:
+def _linear(
+    d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], strength: float = 0.0,
+    iterations: int = _MAX_ITERATIONS,
+) -> Logits:  # fmt: skip
     """The logits of a linear model for new rows.
 
     Args:
         pair: features of the training rows and of the new ones, as NumPy or SciPy matrices; the new ones may be an
             iterator over blocks.
         strength: of SciPy matrices, the inverse of the penalty.
+        iterations: of SciPy matrices, the most iterations of the optimizer.
     """
     (x, new), y = pair, _all_targets(train)
 
@@ -247,7 +257,7 @@ def _linear(d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], stren
             return np.asarray(fit_linear_head(make_task_head(d), rows, labels)(others), np.float32)
         # Nearly the best weights will do; a label may be true of no row, or of all.
         with warnings.catch_warnings(action="ignore"):
-            return _sparse(d, rows, labels, others, strength)
+            return _sparse(d, rows, labels, others, strength, iterations)
 
     if d.task != "multilabel" or len(y) < 3 * _FOLDS:
         return learned(x, y, new)
@@ -261,7 +271,7 @@ def _linear(d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], stren
     return learned(x, y, new) - float(seen.ravel()[order[f1.argmax()]])
 
 
-def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float) -> Logits:
+def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, iterations: int) -> Logits:
     from scipy.special import logit
     from sklearn.dummy import DummyClassifier
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -269,7 +279,7 @@ def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float) -
 
     if d.task == "regression":
         return np.asarray(Ridge(1 / strength).fit(x, y).predict(new), np.float32)[:, None]
-    model = LogisticRegression(C=strength, max_iter=_MAX_ITERATIONS)
+    model = LogisticRegression(C=strength, max_iter=iterations)
     if d.task == "multilabel":  # of a single label there are two columns: false and true
         p = OneVsRestClassifier(model).fit(x, y.astype(np.int64)).predict_proba(new)[:, -y.shape[1] :]
         return np.asarray(logit(p).clip(_ABSENT, -_ABSENT), np.float32)

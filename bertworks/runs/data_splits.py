@@ -8,7 +8,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
@@ -22,12 +22,13 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
-from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
+from bertworks.datasets.schema import Item, Schema, TaskType, items, label_names, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, ReadOptions, stored
 from bertworks.io.text_files import IssueCounter
+from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import SentenceVectors
 
@@ -83,7 +84,7 @@ def read_data(
     data: Data, *, dev: Data | None = None, task: TaskType | None = None, text: Sequence[str] = (),
     label: str | Sequence[str] | None = None, group: str | None = None, read: ReadOptions = ReadOptions(),
     fold: Fold | None = None, validation: Validation = "split", whole_documents: bool = False,
-    positive: str | None = None,
+    positive: str | None = None, near_copies: bool = True,
 ) -> LabelledData:  # fmt: skip
     """Reads a file, rows in memory, or a folder with a train and a dev file.
 
@@ -96,9 +97,14 @@ def read_data(
         group: a column; rows with the same value stay on one side of the split. Questions about the same context and
             rows with the same texts always do; sentences of a document, pairs that share a text, and choices for the
             same text, if there are FEWEST_GROUPS groups of them.
+        near_copies: whether texts that are nearly the same (`text.near_copies`) count as the same text; False: only
+            those that differ in case and white space, as in runs that were begun before near-copies were looked for.
         fold: number and count: this one of `count` parts is the dev data.
         whole_documents: documents of a CoNLL file stay on one side, because their sentences are read together.
         positive: of two classes the one whose F1 is reported; None: inferred, see `choose_positive`.
+
+    Near-copies that are all rows of a label, or more rows than a fold has, are divided, and a note warns: the former
+    by rows, the latter only where their texts differ.
 
     Raises:
         UsageError: no such file or column; no such class.
@@ -119,7 +125,10 @@ def read_data(
     elif by_parts := fold is None and _wants_parts(validation, all_items):
         train, held_out = all_items, list[Item]()
     else:
-        groups = _groups(all_items, schema, notes, by_document=by_document)
+        num_parts = fold[1] if fold else None
+        groups = _groups(
+            all_items, schema, notes, by_document=by_document, near_copies=near_copies, num_parts=num_parts
+        )
         train, held_out = divide(all_items, schema, groups, fold, str(path))
         of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
         how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
@@ -128,7 +137,8 @@ def read_data(
     train = _usable(train, schema, notes)
     parts: tuple[list[int], ...] = ()
     if fold is None and _wants_parts(validation, train):
-        groups = _groups(train, schema, notes if by_parts else [], by_document=by_document)
+        part_notes = notes if by_parts else list[str]()
+        groups = _groups(train, schema, part_notes, by_document=by_document, near_copies=near_copies, num_parts=PARTS)
         strata = _strata(train, schema, groups, keyed_rng("folds", 0))
         parts = tuple(sorted(_fold(strata, number, PARTS)) for number in range(PARTS))
         parts = parts if all(parts) else ()  # there are fewer groups
@@ -347,38 +357,161 @@ def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
     return key.digest()
 
 
-def _groups(all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_document: bool) -> list[Hashable]:
-    """For each item, the group that stays together: questions on a context, rows with the same texts, rows of a
-    document, pairs that share a text. Notes say what is kept together that the user did not name. Fewer than
-    FEWEST_GROUPS documents, or texts that differ, cannot be divided well: they are divided by rows. Nor can groups
-    with more than a tenth of the rows: pairs are then kept together by one of their texts, or not."""
+def compared_texts(rows: Sequence[Item], task: TaskType) -> list[tuple[str, ...]]:
+    """Return the texts by which rows are compared; of a sentence in words, the sentence."""
+    if task == "tagging":
+        return [(" ".join(item.texts),) for item in rows]
+    return [item.texts for item in rows]
+
+
+def _groups(
+    all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_document: bool, near_copies: bool,
+    num_parts: int | None,
+) -> list[Hashable]:  # fmt: skip
+    """Return the group of each item that stays together: questions on a context, near-copies, rows of a document, pairs
+    that share a text. Notes say what is kept together that the user did not name.
+
+    Fewer than FEWEST_GROUPS documents, or different texts, cannot be divided well: they are divided by rows. Nor can
+    groups with more than a tenth of the rows: pairs are then kept together by one of their texts, or not.
+
+    Args:
+        near_copies: see `read_data`.
+        num_parts: how many parts of equal size there are; None: a tenth of the rows is held out.
+    """
     rows: list[Hashable] = list(range(len(all_items)))
     documents = [item.document or row for item, row in zip(all_items, rows, strict=True)]
     if not by_document and len(set(documents)) < len(rows) and len({x.document for x in all_items}) >= FEWEST_GROUPS:
         by_document = True
         notes.append(f"kept together: sentences of a document, {len(set(documents)):,} documents")
     groups = documents if by_document else rows
+    copies = _Copies(all_items, schema, near_copies)
     if schema.task == "qa":
-        return _joined(groups, [text_key(item.texts[1:]) for item in all_items])
-    keys = [text_key(item.texts) for item in all_items]
-    joined = _joined(groups, keys)
+        return _joined(groups, copies.keys(num_parts, notes))
     # Short sentences that are in many documents would make one group of these.
     largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
-    if len(set(joined)) < FEWEST_GROUPS or (by_document and max(Counter(joined).values()) > largest):
+    copy_notes: list[str] = []
+    for keys, key_notes in ((copies.keys(num_parts, copy_notes), copy_notes), (copies.exact, copies.exact_notes())):
+        joined = _joined(groups, keys)
+        has_few_groups = len(set(joined)) < FEWEST_GROUPS
+        if not has_few_groups and not (by_document and max(Counter(joined).values()) > largest):
+            notes += key_notes
+            break
+    else:
+        if len(set(copies.exact)) < len(rows):
+            notes.append("rows in train and in dev may have the same text: kept together, they would be too few groups")
         return groups
-    if copies := sum(count for count in Counter(keys).values() if count > 1):
-        notes.append(f"kept together: {copies:,} rows with the text of another row")
     is_pair = len(schema.text) == 2 and schema.task != "choice"
     options = [(0, 1), (0,), (1,)] if is_pair else [(0,)] * (schema.task == "choice")  # which of the texts
     for sides in options:
-        keys = [text_key(item.texts[side : side + 1]) for side in sides for item in all_items]
-        found = _joined(joined * len(sides), keys)[: len(rows)]
-        shares = (count := len(set(found))) < len(set(joined))
-        if not shares or (count >= FEWEST_GROUPS and max(Counter(found).values()) <= largest):
-            notes += [f"kept together: rows with a text in common, {count:,} groups"] * shares
-            return found
-    notes += ["rows in train and in dev have texts in common: scores on new texts may be lower"] * bool(options)
+        for side_keys in copies.keys_of_sides():
+            keys = [side_keys[n][side] for side in sides for n in range(len(rows))]
+            found = _joined(joined * len(sides), keys)[: len(rows)]
+            count = len(set(found))
+            shares = count < len(set(joined))
+            if not shares or (count >= FEWEST_GROUPS and max(Counter(found).values()) <= largest):
+                notes += [f"kept together: rows with a text in common, {count:,} groups"] if shares else []
+                return found
+    if options:
+        notes.append("rows in train and in dev have texts in common: scores on new texts may be lower")
     return joined
+
+
+class _Copies:
+    """The copies and near-copies among labelled rows; of questions, those of their contexts.
+
+    exact: for each row a key that is the same for rows with the same texts (`text_key`).
+    near: for each row a key of each of its texts, the same for near-copies; empty if near-copies are not looked for.
+    """
+
+    def __init__(self, rows: Sequence[Item], schema: Schema, near_copies: bool):
+        self._rows = rows
+        self._task = schema.task
+        self._divided_rows: set[int] = set()
+        if schema.task == "qa":
+            rows = [item._replace(texts=item.texts[1:]) for item in rows]
+        self._texts = [item.texts for item in rows]
+        self.exact: list[Hashable] = [text_key(texts) for texts in self._texts]
+        self.near = near_copies_of_rows(compared_texts(rows, schema.task)) if near_copies else []
+
+    def keys(self, num_parts: int | None, notes: list[str]) -> list[Hashable]:
+        """Return a key for each row, the same for rows that stay together, and add notes about them.
+
+        Near-copies that are more rows than one of `num_parts` parts are divided where their texts differ. Copies of any
+        kind that are all rows of a label are divided too, if need be by rows: no model could learn such a label and be
+        evaluated on it.
+        """
+        if not self.near:
+            notes += self.exact_notes()
+            return self.exact
+        near: list[Hashable] = list(self.near)
+        largest = len(near) if num_parts is None else max(1, len(near) // num_parts)
+        too_large = {key for key, count in Counter(near).items() if count > largest}
+        divided = too_large | self._whole_labels(near).keys()
+        keys = [exact if key in divided else key for key, exact in zip(near, self.exact, strict=True)]
+        whole_labels = self._whole_labels(keys)
+        self._divided_rows = {row for row, key in enumerate(keys) if key in whole_labels}
+        keys = [row if row in self._divided_rows else key for row, key in enumerate(keys)]
+        notes += self.exact_notes()
+        notes += self._near_notes(keys)
+        notes += self._division_notes(near, keys)
+        return keys
+
+    def keys_of_sides(self) -> Iterator[Sequence[Sequence[Hashable]]]:
+        """Yield for each row a key for each of its texts: first the keys of near-copies, then those of copies. Rows
+        that are divided from their copies share no text."""
+        exact: list[list[Hashable]] = [[text_key([text]) for text in texts] for texts in self._texts]
+        near: list[list[Hashable]] = [list(key) for key in self.near]
+        for keys in [near, exact] if near else [exact]:
+            for row in self._divided_rows:
+                keys[row] = [("divided", row)] * len(keys[row])
+            yield keys
+
+    def exact_notes(self) -> list[str]:
+        """Return a note about rows with the same text, if there are any that stay together."""
+        counts = Counter(key for row, key in enumerate(self.exact) if row not in self._divided_rows)
+        copies = sum(count for count in counts.values() if count > 1)
+        return [f"kept together: {copies:,} rows with the text of another row"] if copies else []
+
+    def _near_notes(self, keys: Sequence[Hashable]) -> list[str]:
+        """Return a note about near-copies that stay together, with two examples."""
+        first_rows: dict[Hashable, int] = {}
+        found = IssueCounter()
+        for row, key in enumerate(keys):
+            first = first_rows.setdefault(key, row)
+            if self.exact[first] != self.exact[row]:
+                found.add(f"{self._place(row)} = {self._place(first)}")
+        if not found.count:
+            return []
+        examples = " and ".join(found.places[:2])
+        return [f"kept together: {found.count:,} rows that are near-copies of another row, such as {examples}"]
+
+    def _division_notes(self, near: Sequence[Hashable], keys: Sequence[Hashable]) -> list[str]:
+        """Return a warning about copies that are divided, with two examples."""
+        whole: dict[Hashable, set[Hashable]] = defaultdict(set)
+        for before, after in zip(near, keys, strict=True):
+            whole[before].add(after)
+        divided = [row for row, key in enumerate(near) if len(whole[key]) > 1]
+        if not divided:
+            return []
+        examples = " and ".join(map(self._place, divided[:2]))
+        what = f"{len(divided):,} rows are copies or near-copies of one another, such as {examples}"
+        why = "they are all rows of a label, or more than a fold has"
+        return [f"WARNING: {what}, and are divided all the same, because {why}: the scores will be too good"]
+
+    def _whole_labels(self, keys: Sequence[Hashable]) -> dict[Hashable, str]:
+        """Return the keys of groups that have all rows of a label, of which there are several, and that label."""
+        if self._task not in ("classification", "multilabel"):
+            return {}
+        totals: Counter[str] = Counter()
+        in_groups: Counter[tuple[Hashable, str]] = Counter()
+        for key, item in zip(keys, self._rows, strict=True):
+            for label in label_names(item):
+                totals[label] += 1
+                in_groups[key, label] += 1
+        return {key: label for (key, label), count in in_groups.items() if count == totals[label] > 1}
+
+    def _place(self, row: int) -> str:
+        return self._rows[row].where.rpartition("/")[2]
 
 
 def _joined(groups: Sequence[Hashable], keys: Sequence[Hashable]) -> list[Hashable]:

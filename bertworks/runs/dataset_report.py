@@ -7,7 +7,7 @@
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from itertools import chain, islice
@@ -29,7 +29,8 @@ from bertworks.inference.task_metrics import TASKS, named_spans
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter
-from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
+from bertworks.runs.data_splits import LabelledData, Validation, compared_texts, describe_task, read_data, text_key
+from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
@@ -87,6 +88,8 @@ class DatasetReport:
     copies: rows of train with the text of an earlier row; leaked: rows of dev whose text is in train; conflicts: rows
         with the text of an earlier row and another label (`data_splits.text_key`; case makes a difference if the
         model sees it).
+    near_copies: rows of train that are no copies, but near-copies of an earlier row (`text.near_copies`);
+        near_leaked: rows of dev that are near-copies of a row of train whose text is not exactly theirs.
     unknown: fraction of the tokens that are [UNK]; unknown_words: some of the words that cause them.
     pieces: tokens per word.
     examples: two rows as the network reads them; only of `check_file`.
@@ -109,6 +112,8 @@ class DatasetReport:
     warnings: list[str] = field(default_factory=list)
     examples: list[str] = field(default_factory=list)
     is_validated: bool = False
+    near_copies: IssueCounter = field(default_factory=IssueCounter)
+    near_leaked: IssueCounter = field(default_factory=IssueCounter)
 
     @property
     def share_too_long(self) -> float:
@@ -149,7 +154,13 @@ class DatasetReport:
         if t := self.targets:
             parts.append(("numbers", [f"{t['min']:g} to {t['max']:g}, on average {t['mean']:.4g}"]))
         words = f", such as {', '.join(self.unknown_words)}" if self.unknown_words else ""
-        findings = {"in train": self.copies, "of dev in train": self.leaked, "with different labels": self.conflicts}
+        findings = {
+            "in train": self.copies,
+            "of dev in train": self.leaked,
+            "with different labels": self.conflicts,
+            "near-copies in train": self.near_copies,
+            "of dev with a near-copy in train": self.near_leaked,
+        }
         parts += [
             ("labels", self._label_lines()),
             ("lengths", self.lengths.lines()),
@@ -183,6 +194,7 @@ def make_dataset_report(
         max_length: tokens of a sequence.
     """
     task, labels, bare = data.schema.task, data.schema.labels, data.schema.bare_types
+    near_copies, near_leaked = _near_copies(data, tokenizer.lowercase)
     both = list(train) if data.is_validated else [*train, *dev]
     in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
@@ -192,6 +204,7 @@ def make_dataset_report(
         unit=TASKS[task].get("counted", "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
+        near_copies=near_copies, near_leaked=near_leaked,
         **_same_texts(data, tokenizer.lowercase), **_vocabulary(both, tokenizer),
     )  # fmt: skip
     texts = [" ".join(item.texts)[:SAMPLED] for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
@@ -288,6 +301,27 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     return found
 
 
+def _near_copies(data: LabelledData, lowercase: bool) -> tuple[IssueCounter, IssueCounter]:
+    """Return the near-copies within train, and the rows of dev that have a near-copy in train. Rows with the same text
+    as a row of train, which `_same_texts` counts, are not among them."""
+    dev = [] if data.is_validated else data.dev
+    keys = near_copies_of_rows(compared_texts([*data.train, *dev], data.schema.task))
+    first_rows: dict[Hashable, Item] = {}
+    texts_of_train: set[bytes] = set()
+    in_train = IssueCounter()
+    for key, item in zip(keys, data.train):
+        text = text_key(item.texts, lowercase)
+        first = first_rows.setdefault(key, item)
+        if first is not item and text not in texts_of_train:
+            in_train.add(f"{_row_name(item)} = {_row_name(first)}")
+        texts_of_train.add(text)
+    in_dev = IssueCounter()
+    for key, item in zip(keys[len(data.train) :], dev, strict=True):
+        if key in first_rows and text_key(item.texts, lowercase) not in texts_of_train:
+            in_dev.add(f"{_row_name(item)} = {_row_name(first_rows[key])}")
+    return in_train, in_dev
+
+
 def _row_name(item: Item) -> str:
     """File and row, without the folders."""
     return item.where.rpartition("/")[2]
@@ -325,6 +359,7 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     plain = unicodedata.normalize("NFD", voiced)[:1]
     found = {  # by their names in WARNINGS
         "leaked": leaked,
+        "near_leaked": report.near_leaked.count,
         "conflicts": report.conflicts.count,
         "copies": report.copies.count > MANY_COPIES * report.train,
         "missing": [name for name, (train, dev) in labels.items() if dev and not train],
@@ -341,6 +376,7 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     shown = {
         "report": report, "frequent": frequent, "rarest": rarest, "few": RARE, "leaked_share": leaked / report.dev,
         "evaluated": "evaluated" if report.is_validated else "dev", "share": most / report.train,
+        "near_share": report.near_leaked.count / report.dev,
         "times": most / max(1, least), "too_long": report.share_too_long, "voiced": voiced,
         "plain": plain, "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
         **{key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)},

@@ -48,7 +48,7 @@ from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, Forecast, 
 from bertworks.runs.processes import Processes, training_processes
 from bertworks.runs.report import VALIDATED, errors_note, write_errors, write_task_report
 from bertworks.runs.request import seconds_of
-from bertworks.runs.run_folder import absolute, check_same_request, open_run
+from bertworks.runs.run_folder import absolute, check_same_request, open_run, stored_request
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.validation import FOLDER, choose_method, compared_methods, trainings
 from bertworks.training.device import choose_device, disable_heap_trim, trim_heap
@@ -82,6 +82,7 @@ def finetune_events(
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
     begin = time.perf_counter()
+    request = request_of_run(output, request, overwrite)
 
     def make_job(device: torch.device, recipe: FinetuneRecipe | None, processes: int) -> FinetuneJob:
         one = request
@@ -94,6 +95,17 @@ def finetune_events(
 
     train = partial(_train, baselines=baselines, compares=compares)
     yield from finetuning(output, request.content(), request.paths, device, overwrite, make_job, train, before_writing)
+
+
+def request_of_run(output: str | Path, request: FinetuneRequest, overwrite: bool) -> FinetuneRequest:
+    """Return the request with the rule for near-copies by which the run in the folder divided its rows, if it holds a
+    run that is to be resumed.
+
+    Raises:
+        UsageError: the request in the folder is damaged.
+    """
+    stored = None if overwrite else stored_request(local_path(output, "output folder"))
+    return request if stored is None else replace(request, near_copies=bool(stored.get("near_copies")))
 
 
 def finetuning(

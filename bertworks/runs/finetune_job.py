@@ -81,6 +81,8 @@ class FinetuneRequest:
     layers: the number of layers that are kept of the initial model, see `training.distillation.student_layers`; None:
         all.
     budget: a time such as "5m" for everything: fewer epochs, if those of the recipe take longer; None: no limit.
+    near_copies: whether near-copies stay on one side of a split, see `data_splits.read_data`; False: a run that was
+        begun before they did, and keeps its split when it is resumed.
     """
 
     data: str | StoredRows
@@ -105,6 +107,7 @@ class FinetuneRequest:
     budget: str | None = None
     teacher: str | None = None
     layers: int | None = None
+    near_copies: bool = True
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -115,6 +118,8 @@ class FinetuneRequest:
         """As JSON, with hashes of the files that it names."""
         plain = {tuple: list, StoredRows: str}  # types that JSON lacks
         content = {name: plain.get(type(value), lambda x: x)(value) for name, value in asdict(self).items()}
+        if not self.near_copies:
+            del content["near_copies"]  # runs that were begun before near-copies were looked for do not name them
         inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
         for name, path in ((name, as_path(path)) for name, path in inputs.items() if path is not None):
             files = [Path(file) for file in find_files(path, None) if file]
@@ -205,7 +210,7 @@ class FinetuneJob:
         self.model_name, self.source = request.model, (folder, self.model)
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
-            group=request.group, read=request.read, validation=request.validation,
+            group=request.group, read=request.read, validation=request.validation, near_copies=request.near_copies,
             whole_documents=recipe.document_context, positive=request.positive,
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from bertworks.config import option_of
 from bertworks.errors import BertworksError, UsageError, expect
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import write_text
+from bertworks.io.atomic_write import local_path, write_text
 from bertworks.io.tables import Data
 from bertworks.runs.finetune import (
     End,
@@ -34,6 +34,7 @@ from bertworks.runs.finetune import (
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast, task_name
 from bertworks.runs.processes import Processes
 from bertworks.runs.report import joint_card, write_task_report
+from bertworks.runs.run_folder import stored_request
 from bertworks.runs.training_run import TrainingRun
 from bertworks.training.objectives import TrainableModel
 from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
@@ -201,6 +202,14 @@ def joint_events(
     Raises:
         UsageError, BertworksError: as `finetune_events`.
     """
+    stored = None if overwrite else stored_request(local_path(output, "output folder"))
+    if stored is not None:  # a run that is resumed keeps its rule for near-copies
+        stored_tasks = stored.get("joint", {})
+        tasks = {
+            name: replace(one, near_copies=bool(stored_tasks.get(name, {}).get("near_copies")))
+            for name, one in request.tasks.items()
+        }
+        request = replace(request, tasks=tasks)
     yield from finetuning(
         output, request.content(), request.paths, device, overwrite,
         lambda device, recipe, _: JointJob(request, device, recipe), partial(_train, compares=compares),

@@ -65,6 +65,16 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
     return False
 
 
+def stored_request(output: Path) -> dict[str, Any] | None:
+    """Return the request of the run in a folder, or None if the folder holds no run.
+
+    Raises:
+        UsageError: run.json is damaged.
+    """
+    path = output / "run.json"
+    return _read_request(path) if path.exists() else None
+
+
 @contextmanager
 def open_run(
     output: Path,

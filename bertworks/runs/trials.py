@@ -20,7 +20,7 @@ from bertworks.events import Event, forward_events
 from bertworks.inference.task_metrics import bounded, format_score, metric_name
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
-from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused
+from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused, request_of_run
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, open_run
@@ -81,6 +81,9 @@ def run_trials(
         what = f"several fine-tunings run one after the other, in one process, and there are {count} processes"
         raise UsageError(what, hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1")
     output = local_path(output, "output folder")
+    # Trainings of one run have the same rule for near-copies, also those that begin only when it is resumed.
+    near_copies = request_of_run(output, trials[0].request, overwrite).near_copies
+    trials = [trial._replace(request=replace(trial.request, near_copies=near_copies)) for trial in trials]
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     request = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)

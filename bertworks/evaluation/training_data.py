@@ -1,0 +1,124 @@
+"""The rows that a fine-tuned model was trained on, found again to see whether evaluated rows are among them.
+
+The run folder of a fine-tuning names its data. Where that is a file of this machine and has not changed since, it is
+read again. Nothing is fetched from elsewhere: a folder may come from a stranger.
+
+- `training_copies`: evaluated rows that are copies or near-copies of rows of the training data
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertworks.checkpoints.resolve import TASKS
+from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.datasets.schema import Item
+from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import url_of
+from bertworks.io.tables import ReadOptions
+from bertworks.io.text_files import IssueCounter
+from bertworks.runs.data_splits import compared_texts, read_data
+from bertworks.runs.finetune_job import FinetuneRequest
+from bertworks.runs.run_folder import stored_request
+from bertworks.text.near_copies import near_copies_of_rows
+
+_DATA_FIELDS = ("data", "dev", "group", "validation", "fold", "folds", "near_copies", "task")
+
+
+class TrainingCopies(NamedTuple):
+    """The rows that are copies or near-copies of training rows.
+
+    num_rows: how many; None: the training data is not known.
+    note: the same for people; "": there is nothing to say.
+    """
+
+    num_rows: int | None
+    note: str
+
+
+def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> TrainingCopies:
+    """Look for copies and near-copies of rows in the data that the model in a folder was trained on.
+
+    Args:
+        folder: a model folder; one that is no run folder has no known training data.
+        rows: the rows that the model is evaluated on.
+    """
+    unknown = "not compared with the training data"
+    try:
+        stored = _request_of(folder)
+        if stored is None:
+            return TrainingCopies(None, "")
+        name = Path(stored["data"]).name
+        request = _data_request(stored)
+        if request is None:
+            what = f"{unknown} {name}: it is not on this machine, or has changed since the training"
+            return TrainingCopies(None, what)
+        train = _training_rows(folder, request, d)
+    except BertworksError as error:
+        return TrainingCopies(None, f"{unknown}: {error}")
+    except (TypeError, ValueError, KeyError, AttributeError):  # a field is missing, unknown, or of another type
+        return TrainingCopies(None, f"{unknown}: run.json holds no request that this version reads")
+    found = _copies_among(train, rows, d)
+    if not found.count:
+        return TrainingCopies(0, f"no row is a copy or a near-copy of one in the training data {name}")
+    share = f"{found.count:,} of the {len(rows):,} rows ({found.count / len(rows):.1%})"
+    what = f"are copies or near-copies of rows in the training data ({', '.join(found.places[:2])})"
+    return TrainingCopies(found.count, f"WARNING: {share} {what}: the figures are too good")
+
+
+def _request_of(folder: Path) -> dict[str, Any] | None:
+    """Return the stored request of the fine-tuning that made a model folder, or None."""
+    if (stored := stored_request(folder)) is None and folder.parent.name == TASKS:
+        joint = stored_request(folder.parent.parent) or {}
+        stored = joint.get("joint", {}).get(folder.name)
+    return stored if stored and isinstance(stored.get("data"), str) and "data_sha256" in stored else None
+
+
+def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
+    """Return the request for the data alone, or None if the data is not on this machine as it was then."""
+    if any(url_of(path) for path in (stored["data"], stored.get("dev")) if path) or not Path(stored["data"]).exists():
+        return None
+    named = {name: stored[name] for name in _DATA_FIELDS if name in stored}
+    named |= {name: tuple(stored.get(name) or ()) for name in ("text", "label")}
+    named["near_copies"] = bool(stored.get("near_copies"))
+    request = FinetuneRequest(**named, read=ReadOptions(**stored.get("read", {})))
+    if request.dev is not None:  # then all rows of the data are training rows
+        request = replace(request, dev=None, validation="folds", fold=None)
+    return request if request.content().get("data_sha256") == stored["data_sha256"] else None
+
+
+def _training_rows(folder: Path, request: FinetuneRequest, d: TaskConfig) -> list[Item]:
+    """Return the rows from which the model learned; of several folds, all rows.
+
+    Raises:
+        BertworksError: the data cannot be read.
+    """
+    trials = read_json(folder / "trials.json")["trials"] if (folder / "trials.json").exists() else []
+    if any(trial.get("fold") is not None for trial in trials):
+        request = replace(request, validation="folds", fold=None)
+    return read_data(
+        request.data,
+        task=request.task,
+        text=request.text,
+        label=request.label,
+        group=request.group,
+        read=request.read,
+        fold=None if request.fold is None else (request.fold, request.folds),
+        validation=request.validation,
+        whole_documents=d.document is not None,
+        near_copies=request.near_copies,
+    ).train
+
+
+def _copies_among(train: Sequence[Item], rows: Sequence[Item], d: TaskConfig) -> IssueCounter:
+    keys = near_copies_of_rows(compared_texts([*train, *rows], d.task))
+    first_rows: dict[Hashable, Item] = {}
+    for key, item in zip(keys, train):
+        first_rows.setdefault(key, item)
+    found = IssueCounter()
+    for key, item in zip(keys[len(train) :], rows, strict=True):
+        if key in first_rows:
+            found.add(f"{item.where.rpartition('/')[2]} = {first_rows[key].where.rpartition('/')[2]}")
+    return found

@@ -1,0 +1,279 @@
+"""Texts that are nearly the same: one question with and without its question mark, two versions of one article.
+
+A model that was trained on one of them has seen the other, so that they belong on the same side of a split.
+
+- `near_copies`: texts -> for each text, the first text of its group
+- `near_copies_of_rows`: the same for rows of several texts, such as pairs
+
+Two texts are near-copies if one of these holds:
+
+- They are equal once case, width (full or half), punctuation, spaces and marks at the end are removed. Texts of which
+  nothing remains are equal only as they are. Texts with different numbers are different: 1.5 is not 15.
+- Both have at least MIN_WORDS words, and the Jaccard similarity of their sets of WORD_GRAM words in a row is at least
+  MIN_SIMILARITY. Texts in scripts that write no spaces between words (Chinese, Japanese, Thai, Lao, Burmese, Khmer)
+  need MIN_CHARACTERS characters and are compared by CHARACTER_GRAM characters in a row.
+
+The pairs to compare are found by MinHash (Broder 1997, "On the resemblance and containment of documents") with
+locality-sensitive hashing: the least value of a random hash function is the same for two sets with a probability that
+is their Jaccard similarity. A text has BANDS x BAND_SIZE such values; two texts are compared if all values of a band
+agree, which misses one in 4,000 pairs of similarity 0.8. What decides is the exact similarity, computed from 64-bit
+hashes of the words.
+
+Groups are not chains: each text of a group is a near-copy of the first text of the group. A text that has several such
+first texts joins the most similar one, and the earliest of equally similar ones.
+"""
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_WORDS = 20
+MIN_CHARACTERS = 40  # about 20 words of Chinese or Japanese
+WORD_GRAM = 3
+CHARACTER_GRAM = 5
+MIN_SIMILARITY = 0.8
+BANDS = 16
+BAND_SIZE = 4
+
+# A longer text is compared as it is: its words would take many times its memory.
+_LONGEST = 1 << 20
+# What bounds the time for many texts that resemble one another without being near-copies: the first texts that a
+# bucket remembers, the share of equal values below which no exact similarity is computed (four standard deviations
+# below MIN_SIMILARITY), and the number of exact similarities for a text.
+_REMEMBERED = 16
+_PROMISING = 0.6
+_MOST_EXACT = 8
+# Characters whose hashes are in memory at the same time.
+_BLOCK = 1 << 20
+_CACHED_SETS = 4096
+
+_Hashes = NDArray[np.uint64]
+
+
+class _Separators(dict[int, str | int | None]):
+    """What `str.translate` puts in the place of each character: punctuation, separators and control characters become a
+    space, invisible format characters disappear."""
+
+    def __missing__(self, code: int) -> str | int | None:
+        category = unicodedata.category(chr(code))
+        self[code] = code
+        if category[0] in "PZ" or category == "Cc":
+            self[code] = " "
+        elif category == "Cf":
+            self[code] = None
+        return self[code]
+
+
+_SEPARATORS = _Separators()
+_FINAL_MARKS = "~^|`´¨ˆ♪♡♥❤☆★"  # that are no punctuation in Unicode
+_NUMBER = re.compile(r"(?:(?<!\S)[-+\u2212])?\d+(?:[.,:/-]\d+)*%?")
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]"
+)
+
+
+def near_copies(texts: Sequence[str]) -> list[int]:
+    """Return for each text the number of the first text of its group, which may be its own number.
+
+    Texts that are near-copies (see the module) of the same first text are one group. The order of the texts decides
+    which texts come first. The result does not depend on anything else, such as a seed.
+
+    It takes about 3 s of processor time for 100,000 texts of 20 words (`benchmarks/near_copies.py`), and the time grows
+    with the number of texts, not with its square.
+    """
+    first_with_key: dict[bytes, int] = {}
+    first_texts = [first_with_key.setdefault(_key(text), number) for number, text in enumerate(texts)]
+    different = list(first_with_key.values())
+    similar = _similar(texts, different)
+    return [similar.get(first, first) for first in first_texts]
+
+
+def near_copies_of_rows(rows: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
+    """Return for each row a key that is the same for rows that are near-copies in all of their texts.
+
+    A key has a number for each text of the row, the same for all near-copies of this text, in whichever row and place.
+    """
+    firsts = iter(near_copies([text for texts in rows for text in texts]))
+    return [tuple(next(firsts) for _ in texts) for texts in rows]
+
+
+def _words(text: str) -> list[str]:
+    """Split a text into words without case, width and punctuation."""
+    return _folded(text).translate(_SEPARATORS).split()
+
+
+def _folded(text: str) -> str:
+    """Remove the differences of case and width."""
+    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold()
+
+
+def _key(text: str) -> bytes:
+    """Return what is equal for texts that differ only in case, width, punctuation, spaces and marks at the end."""
+    if len(text) > _LONGEST:
+        return b"as it is" + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    folded = _folded(text)
+    letters = "".join(folded.translate(_SEPARATORS).split())
+    content = letters.rstrip(_FINAL_MARKS)
+    if not content:
+        content = f"only marks: {' '.join(folded.split())}"
+    elif not content.isalpha():
+        content = f"{content}\0{' '.join(_NUMBER.findall(folded))}"
+    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class _WordHashes(dict[str, int]):
+    """The 64-bit hash of each word, computed once."""
+
+    def __missing__(self, word: str) -> int:
+        digest = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        self[word] = int.from_bytes(digest, "little")
+        return self[word]
+
+
+def _mixed(values: _Hashes) -> _Hashes:
+    """Spread the bits of 64-bit numbers (the finalizer of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+_RANDOM = np.random.default_rng(1997)
+_GRAM_FACTORS = _RANDOM.integers(0, 1 << 63, CHARACTER_GRAM, np.uint64) * np.uint64(2) + np.uint64(1)
+_HASH_FACTORS = _RANDOM.integers(0, 1 << 63, BANDS * BAND_SIZE, np.uint64) * np.uint64(2) + np.uint64(1)
+_HASH_OFFSETS = _RANDOM.integers(0, 1 << 63, BANDS * BAND_SIZE, np.uint64)
+_BAND_FACTORS = _RANDOM.integers(0, 1 << 63, BAND_SIZE, np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+class _Text:
+    """The hashes of the words of a text, or of its characters if its script has no spaces. gram: how many in a row are
+    compared."""
+
+    def __init__(self, text: str, word_hashes: _WordHashes):
+        words = [] if len(text) > _LONGEST else _words(text)
+        letters = "".join(words)
+        self.gram = WORD_GRAM
+        self.is_long = len(words) >= MIN_WORDS
+        if not letters.isascii() and 2 * len(_UNSPACED.findall(letters)) > len(letters):
+            self.gram = CHARACTER_GRAM
+            self.is_long = len(letters) >= MIN_CHARACTERS
+        self.hashes: _Hashes = np.empty(0, np.uint64)
+        if self.is_long and self.gram == CHARACTER_GRAM:
+            codes = np.frombuffer(letters.encode("utf-32-le", "surrogatepass"), np.uint32)
+            self.hashes = _mixed(codes.astype(np.uint64))
+        elif self.is_long:
+            self.hashes = np.array([word_hashes[word] for word in words], np.uint64)
+
+
+def _grams(hashes: _Hashes, gram: int) -> _Hashes:
+    """Return a hash of each `gram` words or characters in a row. hashes: [N]. Result: [N - gram + 1]."""
+    count = len(hashes) - gram + 1
+    total = np.zeros(count, np.uint64)
+    for place in range(gram):
+        total += hashes[place : place + count] * _GRAM_FACTORS[place]
+    return _mixed(total)
+
+
+def _signatures(texts: Sequence[_Text]) -> NDArray[np.uint32]:
+    """Return the MinHash values of texts with the same `gram`: [texts, BANDS * BAND_SIZE]."""
+    gram = texts[0].gram
+    lengths = np.array([len(text.hashes) for text in texts])
+    grams = _grams(np.concatenate([text.hashes for text in texts]), gram)
+    # The grams that begin in one text and end in the next one belong to no text.
+    places = np.arange(len(grams) + gram - 1)
+    is_inside = (np.repeat(np.cumsum(lengths), lengths) - places >= gram)[: len(grams)]
+    starts = np.concatenate([[0], np.cumsum(lengths - gram + 1)[:-1]])
+    grams = grams[is_inside]
+    signatures = np.empty((len(texts), len(_HASH_FACTORS)), np.uint32)
+    for column, (factor, offset) in enumerate(zip(_HASH_FACTORS, _HASH_OFFSETS, strict=True)):
+        values = grams ^ offset
+        values *= factor
+        signatures[:, column] = np.minimum.reduceat(values, starts) >> np.uint64(32)
+    return signatures
+
+
+def _blocks(texts: Sequence[str], numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Divide texts into blocks of about _BLOCK characters."""
+    block: list[int] = []
+    size = 0
+    for number in numbers:
+        block.append(number)
+        size += len(texts[number])
+        if size >= _BLOCK:
+            yield block
+            block = []
+            size = 0
+    if block:
+        yield block
+
+
+def _similar(texts: Sequence[str], numbers: Sequence[int]) -> dict[int, int]:
+    """Return, for the long texts among these that are similar to an earlier one, the number of that one.
+
+    numbers: those of the texts that are compared, in ascending order.
+    """
+    word_hashes = _WordHashes()
+    long_numbers: list[int] = []
+    signature_blocks = [np.empty((0, BANDS * BAND_SIZE), np.uint32)]
+    for block in _blocks(texts, numbers):
+        by_gram: dict[int, list[int]] = defaultdict(list)
+        read: dict[int, _Text] = {}
+        for number in block:
+            text = _Text(texts[number], word_hashes)
+            if text.is_long:
+                read[number] = text
+                by_gram[text.gram].append(number)
+        for members in by_gram.values():
+            long_numbers += members
+            signature_blocks.append(_signatures([read[number] for number in members]))
+    signatures = np.concatenate(signature_blocks)
+
+    @lru_cache(_CACHED_SETS)
+    def grams_of(row: int) -> frozenset[int]:
+        text = _Text(texts[long_numbers[row]], word_hashes)
+        return frozenset(_grams(text.hashes, text.gram).tolist())
+
+    first_of_row: dict[int, int] = {}
+    buckets: dict[int, list[int]] = defaultdict(list)
+    order = np.argsort(np.array(long_numbers, np.int64), kind="stable")
+    for row, keys in _shared_buckets(signatures, order):
+        candidates = np.array(sorted({first for key in keys for first in buckets[key]}), np.int64)
+        shares = (signatures[candidates] == signatures[row]).mean(1)
+        best, best_similarity = -1, 0.0
+        for place in np.argsort(-shares, kind="stable")[:_MOST_EXACT].tolist():
+            if shares[place] < _PROMISING:
+                break
+            first = int(candidates[place])
+            similarity = _jaccard(grams_of(row), grams_of(first))
+            if (similarity, -first) > (best_similarity, -best):
+                best, best_similarity = first, similarity
+        if best_similarity >= MIN_SIMILARITY:
+            first_of_row[row] = best
+            continue
+        for key in keys:
+            if len(buckets[key]) < _REMEMBERED:
+                buckets[key].append(row)
+    return {long_numbers[row]: long_numbers[first] for row, first in first_of_row.items()}
+
+
+def _shared_buckets(signatures: NDArray[np.uint32], order: NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
+    """Yield in this order the rows that agree with another row in a band, with the keys of these bands."""
+    values = signatures.reshape(len(signatures), BANDS, BAND_SIZE).astype(np.uint64)
+    keys = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), (len(signatures), BANDS)).copy()
+    for place in range(BAND_SIZE):
+        keys = _mixed(keys + values[:, :, place] * _BAND_FACTORS[place])
+    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    inverse = inverse.reshape(keys.shape)
+    is_shared = counts[inverse] > 1
+    for row in order[is_shared[order].any(1)].tolist():
+        yield row, inverse[row][is_shared[row]].tolist()
+
+
+def _jaccard(first: frozenset[int], second: frozenset[int]) -> float:
+    common = len(first & second)
+    return common / (len(first) + len(second) - common)
