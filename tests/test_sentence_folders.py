@@ -1,6 +1,7 @@
 """sentence-transformers' folders through `convert`, there and back: the same vectors in their own library, nothing lost
 that is not named."""
 
+import inspect
 import json
 import shutil
 from collections.abc import Sequence
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from bertworks.checkpoints import sentence_transformers
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, read_sentence_transformer
+from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embed import Embedder, embed_file
 from bertworks.interop.convert import convert
 from bertworks.interop.export import export
 from bertworks.interop.push import push
@@ -148,3 +151,107 @@ def test_a_pooling_that_leaves_out_the_prompt_is_refused(model: Path, tmp_path: 
     path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "good "}}))
     with pytest.raises(BertworksError, match="without the tokens of the prompt"):
         Embedder(tmp_path / "m", device="cpu")
+
+
+# --- every field of their files
+
+
+TABLE = packaged_table(sentence_transformers.__file__, "sentence_transformers.toml")
+
+
+def listed(file: str) -> set[str]:
+    fields = TABLE[file]
+    return {*fields["honoured"], *fields.get("required", {}), *fields["without_effect"]}
+
+
+def test_every_field_of_their_files_has_its_place(model: Path, tmp_path: Path):
+    """The fields of their classes, and of what they write; each is honoured, refused by name, or without effect."""
+    modules = library(".sentence_transformer.modules")
+    transformer = library(".base.modules").Transformer
+    folder = saved(model, tmp_path / "all", "mean", "Normalize", truncate_dim=8, prompts={"a": "b"})
+    written = {file: {*json.loads((folder / file).read_text())} for file in TABLE if file != "modules.json"}
+    written["modules.json"] = {name for module in json.loads((folder / "modules.json").read_text()) for name in module}
+    assert "truncate_dim" in written["config_sentence_transformers.json"]
+    expected = {
+        "modules.json": {"idx", "name", "type", "path", "kwargs"},
+        "config_sentence_transformers.json": {"requirements"},
+        # Of both the constructor and the file: files of version 5 and older hold its arguments.
+        "sentence_bert_config.json": {*transformer.config_keys, *inspect.signature(transformer).parameters},
+        "1_Pooling/config.json": {*modules.Pooling.config_keys, *modules.Pooling.config_key_renames}
+        | {f"pooling_mode_{mode}" for mode in ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")}
+        | {"pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken"},
+        "2_Normalize/config.json": {*library(".base.modules").Normalize.config_keys},
+    }
+    assert expected.keys() == TABLE.keys()
+    for file, names in expected.items():
+        assert (names | written[file]) - listed(file) == set(), file
+        assert all(TABLE[file]["without_effect"].values())
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [(file, name) for file, fields in TABLE.items() for name in fields.get("required", {})]
+)
+def test_values_that_are_not_computed_are_refused_by_name(file: str, name: str, model: Path, tmp_path: Path):
+    folder = saved(model, tmp_path / "theirs", "mean", "Normalize")
+    path = folder / file
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {name: "another"}))
+    with pytest.raises(BertworksError, match=f"{name} is 'another': only .* is supported") as error:
+        Embedder(folder, device="cpu")
+    assert error.value.where == str(path)
+    for allowed in (None, *TABLE[file]["required"][name]):
+        path.write_text(json.dumps(settings | {name: allowed}))
+        read_sentence_transformer(folder)
+
+
+@pytest.mark.parametrize("kinds", [(), ("Normalize",)])
+@pytest.mark.parametrize("size", [1, 8, 31, 32, 500])
+def test_truncated_vectors_are_those_of_their_library(size: int, kinds: tuple[str, ...], model: Path, tmp_path: Path):
+    folder = saved(model, tmp_path / "theirs", "mean", *kinds, truncate_dim=size)
+    embedder = Embedder(folder, device="cpu", precision="fp32")
+    ours = embedder.embed(TEXTS)
+    assert embedder.dimension == ours.shape[1] == min(size, 32)
+    np.testing.assert_allclose(ours, vectors(folder), atol=1e-5)
+    ours = Embedder(folder, normalize=True, device="cpu", precision="fp32").embed(TEXTS)
+    np.testing.assert_allclose(ours, vectors(folder, normalize_embeddings=True), atol=1e-5)
+    notes(folder, tmp_path / "ours")
+    np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(folder), atol=1e-6)
+    embedder.save(tmp_path / "again")
+    np.testing.assert_allclose(vectors(tmp_path / "again"), vectors(folder), atol=1e-6)
+
+
+def test_truncated_vectors_of_files(model: Path, tmp_path: Path):
+    folder = saved(model, tmp_path / "theirs", "mean", "Normalize", truncate_dim=8)
+    (tmp_path / "texts.txt").write_text("good film\nAnna lives in Oslo\n")
+    for normalize in (None, True):
+        options: dict[str, Any] = {"normalize": normalize, "device": "cpu", "precision": "fp32"}
+        output = tmp_path / f"{normalize}.npy"
+        list(embed_file(folder, tmp_path / "texts.txt", output, **options))
+        expected = Embedder(folder, **options).embed(["good film", "Anna lives in Oslo"])
+        np.testing.assert_array_equal(np.load(output), expected)
+
+
+@pytest.mark.parametrize("size", [0, -3, 2.5, True, "8"])
+def test_a_damaged_size_of_vectors_is_refused(size: Any, model: Path, tmp_path: Path):
+    folder = saved(model, tmp_path / "theirs", "mean")
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncate_dim": size}))
+    with pytest.raises(BertworksError, match=r"truncate_dim is .*: expected a whole number from 1"):
+        Embedder(folder, device="cpu")
+
+
+def test_truncated_and_normalized_vectors_have_no_place_in_a_folder(model: Path, tmp_path: Path):
+    folder = saved(model, tmp_path / "theirs", "mean", truncate_dim=8)
+    with pytest.raises(BertworksError, match="truncates vectors after it normalizes them"):
+        Embedder(folder, normalize=True, device="cpu").save(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("name", ["sentence_roberta_config.json", "sentence_xlnet_config.json"])
+def test_the_file_of_the_network_under_an_older_name(name: str, model: Path, tmp_path: Path):
+    folder = saved(model, tmp_path / "theirs", "mean")
+    (folder / "sentence_bert_config.json").rename(folder / name)
+    (folder / name).write_text('{"max_seq_length": 5, "do_lower_case": true}')
+    settings = read_sentence_transformer(folder).settings
+    assert (settings.max_length, settings.lowercase) == (5, True)
+    notes(folder, tmp_path / "ours")
+    assert read_sentence_transformer(tmp_path / "ours").settings == settings

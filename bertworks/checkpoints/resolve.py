@@ -30,7 +30,7 @@ INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 MODEL_DOCUMENTS: list[str] = _HUB["documents"]
 NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", *TOKENIZER_FILES)
 _MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
-_TOP_FILES = (*NETWORK_FILES, "sentence_bert_config.json")
+_TOP_FILES = (*NETWORK_FILES, "sentence_*_config.json")
 MODEL_FILES = (
     *_TOP_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES), "modules.json",
     "config_sentence_transformers.json", "task.json", GENERATION_FILE, *MODEL_DOCUMENTS,

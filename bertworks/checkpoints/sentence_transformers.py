@@ -10,12 +10,24 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
 from bertworks.checkpoints.storage import read_json
+from bertworks.config import packaged_table
 from bertworks.errors import require
 from bertworks.io.atomic_write import write_json
 from bertworks.models.encoder import Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
+# Names of the file of the network, which older versions called by its family. The first that exists is read.
+_TRANSFORMER_FILES = [
+    _TRANSFORMER,
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+]
+_FIELDS = packaged_table(__file__, "sentence_transformers.toml")
 _KINDS = ["Transformer", "Pooling", "Normalize"]  # of modules that are computed; the last may be missing
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _OLD_POOLINGS: dict[str, Pooling] = {  # settings of the older layout
@@ -33,6 +45,7 @@ class SentenceTransformerSettings:
     lowercase: lowercase texts before tokenization.
     prompts: prefixes of texts, by name.
     default_prompt: the name of the prompt that is used by default.
+    truncate_dim: the numbers that are kept of a vector, the first ones, after the normalization; None: all.
     similarity: cosine, dot, euclidean or manhattan. Kept for other programs; bertworks uses the cosine.
     """
 
@@ -42,6 +55,7 @@ class SentenceTransformerSettings:
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    truncate_dim: int | None = None
     similarity: str = "cosine"
 
     def prompt(self, *names: str) -> str:
@@ -65,7 +79,8 @@ class SentenceTransformerSettings:
             | {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()},
             _TRANSFORMER: {"max_seq_length": self.max_length, "do_lower_case": self.lowercase},
             MODEL_FILE: {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt,
-                         "similarity_fn_name": self.similarity},
+                         "similarity_fn_name": self.similarity,
+                         **({} if self.truncate_dim is None else {"truncate_dim": self.truncate_dim})},
             _MODULES: [  # last: readers start from it
                 {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
                  "type": f"sentence_transformers.models.{kind}"} for n, kind in enumerate(kinds)
@@ -101,8 +116,11 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
     require(kinds in (_KINDS, _KINDS[:2]), what, folder / _MODULES, _SUPPORTED)
     inner, pooling_path = modules[0][1], modules[1][1] / "config.json"
-    paths = [inner / _TRANSFORMER, *(path / "config.json" for _, path in modules[1:])]
+    names = [name for name in _TRANSFORMER_FILES if (inner / name).is_file()] or [_TRANSFORMER]
+    paths = [inner / names[0], *(path / "config.json" for _, path in modules[1:])]
     contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
+    for path, fields in zip(paths, (_TRANSFORMER, "1_Pooling/config.json", "2_Normalize/config.json")):
+        _require_computed(contents.get(path, {}), fields, path)
     transformer, whole = contents.get(paths[0], {}), _whole_model(folder / MODEL_FILE)
     length = transformer.get("max_seq_length")
     is_length = length is None or (type(length) is int and length >= 3)
@@ -128,7 +146,7 @@ def module_files(folder: str | Path) -> list[str]:
     """
     folder = Path(folder)
     modules = _modules(folder)
-    names = [_MODULES, _TRANSFORMER, MODEL_FILE] if modules else []
+    names = [_MODULES, *_TRANSFORMER_FILES, MODEL_FILE] if modules else []
     for _, inside in modules[1:]:
         is_pickle = (inside / "pytorch_model.bin").exists() and not (inside / "model.safetensors").exists()
         require(not is_pickle, "the weights of a module are a pickle, which is not read", inside)
@@ -150,6 +168,20 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
     return [(str(module.get("type")).rpartition(".")[2], folder / module["path"]) for module in modules]
 
 
+def _require_computed(content: Mapping[str, Any], fields: str, path: Path) -> None:
+    """Raises BertworksError for a value that changes the vectors in a way that bertworks does not compute.
+
+    Args:
+        fields: the table of the file in sentence_transformers.toml.
+    """
+    for name, values in _FIELDS[fields].get("required", {}).items():
+        value = content.get(name)
+        is_default = value is None or value in ("", [], {})
+        expected = " or ".join(map(str, values)) or "no such setting"
+        what = f"{name} is {value!r:.80}: only {expected} is supported"
+        require(is_default or value in values, what, path, "use another model")
+
+
 def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooling:
     modes = content.get("pooling_mode")
     if modes is None:
@@ -164,8 +196,13 @@ def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooli
 
 
 def _whole_model(path: Path) -> dict[str, Any]:
-    """Prompts, the default prompt and the similarity, as fields of SentenceTransformerSettings."""
+    """Prompts, the default prompt, the size of the vectors and the similarity, as fields of
+    SentenceTransformerSettings."""
     content = read_json(path) if path.exists() else {}
+    _require_computed(content, MODEL_FILE, path)
+    size = content.get("truncate_dim")
+    is_size = size is None or (type(size) is int and size >= 1)
+    require(is_size, f"truncate_dim is {size!r:.40}: expected a whole number from 1", path, "use another model")
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     is_table = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
     is_name = default is None or (isinstance(default, str) and default in prompts)
@@ -174,4 +211,4 @@ def _whole_model(path: Path) -> dict[str, Any]:
     similarity = content.get("similarity_fn_name") or "cosine"
     what = f"similarity_fn_name is {similarity!r:.40}"
     require(similarity in _SIMILARITIES, what, path, f"write one of {', '.join(_SIMILARITIES)}")
-    return {"prompts": prompts, "default_prompt": default, "similarity": similarity}
+    return {"prompts": prompts, "default_prompt": default, "truncate_dim": size, "similarity": similarity}

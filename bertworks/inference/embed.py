@@ -97,7 +97,8 @@ class Embedder:
             cosine of MiniLM's vectors with exact ones is above .99. A single short text uses half precision too.
 
     Attributes:
-        dimension: of the vectors.
+        dimension: of the vectors; it is smaller than the hidden size with `truncate_dim`.
+        normalize_option: the argument `normalize`.
         precision: the precision that "auto" selected.
 
     Raises:
@@ -129,7 +130,8 @@ class Embedder:
             normalize=settings.normalize if normalize is None else normalize,
             max_length=max_length or min(settings.max_length or longest, self.tokenizer.model_max_length, longest),
         )
-        self.dimension = source.config.hidden_size
+        self.normalize_option = normalize
+        self.dimension = min(source.config.hidden_size, settings.truncate_dim or source.config.hidden_size)
         fits = self.settings.pooling != "last-four" or not source.exported
         hint = "use another pooling, or the model that was exported"
         expect(fits, "an exported model has only the last layer", where=self.folder, hint=hint)
@@ -195,28 +197,41 @@ class Embedder:
         return Featurizer(self.tokenizer, "classification", apart=True).examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
-        """float32 [units, dimension], before normalization."""
-        return compute_vectors(self._network, units, self.settings.pooling, self.dimension, self.precision)
+        """float32 [units, hidden_size], before normalization and truncation."""
+        width = self._source.config.hidden_size
+        return compute_vectors(self._network, units, self.settings.pooling, width, self.precision)
 
     def finish(self, vectors: Vectors) -> Vectors:
-        """Vectors of length 1, if the model normalizes."""
-        return normalized(vectors) if self.settings.normalize else vectors
+        """float32 [units, dimension]: vectors of length 1, if the model normalizes; truncated after that, as in
+        sentence-transformers; and of length 1 again, if the caller of this class normalizes."""
+        if self.settings.normalize:
+            vectors = normalized(vectors)
+        if vectors.shape[1] > self.dimension:
+            vectors = vectors[:, : self.dimension]
+            vectors = normalized(vectors) if self.normalize_option else vectors
+        return np.ascontiguousarray(vectors)
 
     def save(self, folder: str | Path) -> None:
         """Write the model as a folder for sentence-transformers that gives the same vectors.
 
         Raises:
             UsageError: the folder is not empty.
-            BertworksError: sentence-transformers lacks this pooling.
+            BertworksError: sentence-transformers lacks this pooling, or cannot normalize truncated vectors.
         """
         refuse_not_empty(local_path(folder))
-        self.settings.save(Path(folder), self.dimension)
+        width = self._source.config.hidden_size
+        what = "sentence-transformers truncates vectors after it normalizes them: a folder cannot hold normalize=True"
+        require(self.dimension == width or not self.normalize_option, what, self.folder, "leave normalize out")
+        self.settings.save(Path(folder), width)
         copy_files(self.folder, Path(folder))
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the vectors depend on, except the text."""
-        return self._source.fingerprint | asdict(self.settings)
+        settings = asdict(self.settings)
+        if self.settings.truncate_dim is None:  # fingerprints of an earlier version do not have it
+            del settings["truncate_dim"]
+        return self._source.fingerprint | settings
 
 
 def _network(
@@ -392,7 +407,8 @@ def in_bulk(
     """Vectors of a file: its `bulk_portions`; and what computes a portion here. model, device, precision: of the
     embedder, as they were given. prompts: see `_portion`."""
     identity = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
-    options = {name: getattr(embedder.settings, name) for name in ("pooling", "normalize", "max_length")}
+    options: dict[str, Any] = {name: getattr(embedder.settings, name) for name in ("pooling", "max_length")}
+    options["normalize"] = embedder.normalize_option
     options |= {"model": model, "device": device, "precision": precision}
     maker = "bertworks.inference.embed:vector_maker"
     job = predict.bulk_portions(bulk, output, command, reader, identity, device, maker, options, prompts)

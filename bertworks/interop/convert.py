@@ -154,7 +154,7 @@ def _read_folder(source: ModelFolder) -> _Source:
     copied = [name for name in names if root in (folder / name).resolve().parents]
     known = [*_READ, *copied, *(["2_Normalize/config.json", *module_files(folder)] if sentence else [])]
     if inner != folder:
-        known += [f"{inner.name}/{name}" for name in (*_READ, "sentence_bert_config.json")]
+        known += [f"{inner.name}/{name}" for name in (*_READ, "sentence_*_config.json")]
     _, unread = split_files(folder, known)
     left_out = {
         "the weights are float32 now; they were": sorted(others),
