@@ -24,7 +24,7 @@ from bertworks.interop.export import export
 from bertworks.runs.baselines import baseline_answers
 from bertworks.runs.data_splits import EVALUATED, PARTS, read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.runs.validation import choose_method
 from bertworks.training.linear_head import SEQUENCE_DEVIATION, fit_linear_head
@@ -276,7 +276,7 @@ def test_a_new_classifier_starts_with_weights_of_the_deviation_of_the_recipe(mod
 def test_a_budget_limits_the_epochs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the recipe, if there is time for them; a resumed run keeps its epochs."""
     data, request = write_reviews(tmp_path / "reviews.csv"), {"model": model, "method": "full", "validation": "split"}
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 10.0 * job.recipe.epochs)
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(10.0 * job.recipe.epochs, 0.0))
 
     def epochs(output: str) -> int:
         requested = make_finetune_request(data, budget="1m", **request)
@@ -286,9 +286,9 @@ def test_a_budget_limits_the_epochs(model: Path, tmp_path: Path, monkeypatch: py
 
     fitted = epochs("a")
     assert fitted in (3, 4, 5)
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 99.0 * job.recipe.epochs)
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(99.0 * job.recipe.epochs, 0.0))
     assert epochs("a") == fitted
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 0.01 * job.recipe.epochs)
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(0.01 * job.recipe.epochs, 0.0))
     plenty = make_finetune_request(data, budget="1m", epochs=None, **request)
     planned = next(e for e in finetune_events(tmp_path / "b", plenty, device="cpu") if e.kind == "plan")
     default = FinetuneJob(make_finetune_request(data, **request), torch.device("cpu")).recipe.epochs
@@ -297,7 +297,7 @@ def test_a_budget_limits_the_epochs(model: Path, tmp_path: Path, monkeypatch: py
 
 def test_a_budget_too_short_for_an_epoch(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: 100.0 * job.recipe.epochs)
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(100.0 * job.recipe.epochs, 0.0))
     request = make_finetune_request(data, model=model, method="full", validation="split", budget="1m")
     with pytest.raises(UsageError, match="a budget of 60 s is too short") as caught:
         list(finetune_events(tmp_path / "out", request, device="cpu"))

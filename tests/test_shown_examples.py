@@ -255,7 +255,11 @@ def evaluation(kind: str, folder: Path, model: Path, classifier: Path) -> tuple[
         (folder / "p.csv").write_text("\n".join(rows))
         texts = [r"a film \[SEP\] \| \[CLS\] the dogs \[SEP\] -> 2.5", r"sad .* dogs \[SEP\] -> 1.25"]
         patterns = [rf"example  p.csv:{line}  \[CLS\] {text}" for line, text in enumerate(texts, 2)]
-        return ["sts", str(model), str(folder / "p.csv")], "bertworks.inference.embed.Embedder.embed", patterns
+        return (
+            ["sts", str(model), str(folder / "p.csv")],
+            "bertworks.inference.embed.Embedder.embed_and_count",
+            patterns,
+        )
     if kind == "task":
         data = write_reviews(folder / "r.csv", 20)
         pattern = r"example  r.csv:\d+  \[CLS\] .* \[SEP\] -> \w+"

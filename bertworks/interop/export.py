@@ -303,9 +303,11 @@ def _export(
                 f"{before / took:.2f} times as fast")  # fmt: skip
     if data is not None:
         for name, model in (("figures_ours", source.model.folder), ("figures", folder)):
-            results[name] = evaluate_task(model, data, device="cpu", precision="fp32")["figures"]
-        yield Event("note", f"{data}: {format_metrics(results['figures'])}; "
-                    f"before the export {format_metrics(results['figures_ours'])}")  # fmt: skip
+            found = evaluate_task(model, data, device="cpu", precision="fp32")
+            results[name] = found["figures"]
+        after = format_metrics(results["figures"], positive=found["positive"])
+        before_export = format_metrics(results["figures_ours"], positive=found["positive"])
+        yield Event("note", f"{data}: {after}; before the export {before_export}")
     write_text(folder / "README.md", _card(source, theirs, results))
 
 

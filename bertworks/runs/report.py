@@ -55,7 +55,9 @@ def errors_note(result: Mapping[str, Any]) -> str:
     """What a person finds first in errors.csv, for the end of a sentence."""
     if result["task"] in ("regression", "qa") or not result["mistakes"]:
         return ""
-    return ": the first rows are those that contradict the model most clearly; wrong labels of the data are among them"
+    return (
+        ": the first rows are those that contradict the model most clearly; wrong labels of the data may be among them"
+    )
 
 
 OPTIMIZATION_CHARTS: list[Chart] = [
