@@ -17,7 +17,7 @@ from bertworks.batching.batch import Batch, BatchTarget, collate, token_budget_b
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
-from bertworks.checkpoints.model_card import fill_template
+from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
 from bertworks.checkpoints.model_folder import EXPORTED, save_settings, weights_sha256
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
@@ -306,7 +306,8 @@ def _export(
             results[name] = evaluate_task(model, data, device="cpu", precision="fp32")["figures"]
         yield Event("note", f"{data}: {format_metrics(results['figures'])}; "
                     f"before the export {format_metrics(results['figures_ours'])}")  # fmt: skip
-    write_text(folder / "README.md", _card(source, theirs, results))
+    card = with_tokenizer_note(_card(source, theirs, results), source.model.tokenizer)
+    write_text(folder / "README.md", card)
 
 
 def _open(model: str | Path, *, encoder_only: bool) -> _Source:
