@@ -211,7 +211,19 @@ def test_marks_that_the_tokenizer_drops_are_reported() -> None:
     keeping = train_vocabulary(["か が は ば です"] * 5, VocabularyConfig(size=60, lowercase=False))[0]
     train = [item(n, "pos", "か が です") for n in range(3)]
     assert warnings_of(looked(train, train, t=japanese), "reads が as か")
-    assert not warnings_of(looked(train, train, t=keeping), "Japanese")
+    assert not warnings_of(looked(train, train, t=keeping), "reads")
+
+
+def test_vowel_signs_that_the_tokenizer_drops_are_reported() -> None:
+    words = "\u0939\u093f\u0928\u094d\u0926\u0940 \u0906\u091c \u0939\u0941"
+    stripping = train_vocabulary([words] * 5, VocabularyConfig(size=60, strip_accents=True))[0]
+    keeping = train_vocabulary([words] * 5, VocabularyConfig(size=60))[0]
+    train = [item(n, "pos", *words.split()) for n in range(3)]
+    assert warnings_of(looked(train, train, t=stripping), "drops marks that are letters in this language")
+    assert not warnings_of(looked(train, train, t=keeping), "drops marks")
+    english = [item(n, "pos", f"the film was {'good ' * 100}") for n in range(3)]
+    rare = [*english, item(9, "pos", "the film \u0939\u0941")]
+    assert not warnings_of(looked(rare, rare, t=stripping), "drops marks")
 
 
 def test_labels_that_cannot_be_learned_or_evaluated_are_named() -> None:

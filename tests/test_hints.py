@@ -1572,9 +1572,31 @@ def test_warnings_about_data(shell: Shell, model: Path) -> None:
     assert "does not fit these texts" not in shell.works("check", data, "--model", "german")
 
 
-def write_german(folder: Path, texts: list[Any]) -> None:
+@says("the model reads {} as {}: it drops marks that are letters in this language; name a model for it with --model")
+def test_a_model_that_drops_vowel_signs(shell: Shell) -> None:
+    sentence = "\u0939\u093f\u0928\u094d\u0926\u0940 \u0906\u091c"
+    data = table("d.csv", ("text", "label"), *((f"{sentence} {n}", "ja" if n % 2 else "nein") for n in range(90)))
+    texts = [f"{sentence} {' '.join(map(str, range(90)))}"]
+    write_german(Path("stripping"), texts, strip_accents=True)
+    text = next(template for template in templates() if "drops marks that are letters" in template)
+    shell.shows(shell.works("check", data, "--model", "stripping"), text)
+    write_german(Path("keeping"), texts)
+    assert "drops marks" not in shell.works("check", data, "--model", "keeping")
+
+
+@says("{}: words that are too long, or have characters that the vocabulary lacks; --algorithm bpe has no unknown "
+      "tokens")  # fmt: skip
+def test_a_vocabulary_that_lacks_words(shell: Shell) -> None:
+    Path("t.txt").write_text("\n\n".join([f"the cat sat on {'abc' * 40}"] * 40))
+    answer = shell.works("vocab", "t.txt", "-o", "words", "--size", "300")
+    shell.shows(answer, next(template for template in templates() if template.endswith("bpe has no unknown tokens")))
+    assert "[UNK]:" not in shell.works("vocab", "t.txt", "-o", "bytes", "--size", "300", "--algorithm", "bpe")
+
+
+def write_german(folder: Path, texts: list[Any], strip_accents: bool | None = None) -> None:
     """A model with a vocabulary of these texts."""
-    t, _ = train_vocabulary([" ".join(map(str, texts))] * 5, bertworks.VocabularyConfig(size=300))
+    settings = bertworks.VocabularyConfig(size=300, strip_accents=strip_accents)
+    t, _ = train_vocabulary([" ".join(map(str, texts))] * 5, settings)
     config = EncoderConfig(
         vocab_size=t.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
     )

@@ -181,6 +181,43 @@ def test_folder_has_every_file_and_reads_back(tmp_path):
     assert Tokenizer.load(tmp_path).sha256 == original.sha256
 
 
+COMPOSING = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "BertNormalizer", "clean_text": True}]}
+COMPOSING["normalizers"][1] |= {"handle_chinese_chars": True, "strip_accents": False, "lowercase": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": COMPOSING},
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": COMPOSING["normalizers"][1] | {"clean_text": False}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"post_processor": {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
+                            "trim_offsets": True, "add_prefix_space": False}},
+        {"model": {"max_input_chars_per_word": 7}},
+    ],
+    ids=["normalizers", "another-normalizer", "clean_text", "pre-tokenizer", "template", "longest-word"],
+)  # fmt: skip
+def test_an_opened_folder_keeps_its_own_rules_when_it_is_saved(changes, tmp_path):
+    """BertTokenizer of transformers 5 would build other rules from the vocabulary, without a word."""
+    description = json.loads(serialized())
+    for part, content in changes.items():
+        description[part] = description[part] | content if part == "model" else content
+    tokenizer = Tokenizer(json.dumps(description))
+    assert not tokenizer.is_bert_tokenizer
+    tokenizer.save(tmp_path / "a")
+    Tokenizer.load(tmp_path / "a").save(tmp_path / "b")
+    texts = ["Hello caf\u00e9, cafe\u0301!", "hello\x07world", "helloworld 中world"]
+    for name in ("a", "b"):
+        assert Tokenizer.load(tmp_path / name).sha256 == tokenizer.sha256
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / name)
+        for text in texts:
+            assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+            pair = theirs(text, "hello")
+            ours = tokenizer.encode(text, "hello")
+            assert (pair["input_ids"], pair["token_type_ids"]) == (ours.ids, ours.type_ids)
+
+
 def test_published_truncation_and_padding_are_dropped(tmp_path):
     content = json.loads(serialized())
     content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +20,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text import word_counts
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from bertworks.text.vocabulary import VocabularyConfig, splitter_of, train_vocabulary
 from bertworks.text.word_counts import Splitter, WordCounts, count_words
 from bertworks.text.wordpiece import MergeLearner, characters_of, train_word_pieces
 
@@ -75,6 +76,33 @@ def test_counts_are_those_of_the_whole_text(splitter, texts):
     assert splitter.count(texts) == expected
 
 
+@cache
+def written_tokenizer(algorithm, strip_accents):
+    """The tokenizer.json of a vocabulary of this kind."""
+    config = VocabularyConfig(size=400, algorithm=algorithm, strip_accents=strip_accents)
+    made, _ = train_vocabulary(["the cat sat"] * 5, config, workers=1)
+    return made.__reduce__()[1][0]
+
+
+@pytest.mark.parametrize("algorithm", ["wordpiece", "bpe", "unigram"])
+@given(texts=TEXTS)
+@settings(max_examples=60)
+def test_words_are_those_of_the_tokenizer_that_is_written(algorithm, texts):
+    """Whether it keeps or strips accents is decided after counting: both are counted by their own rules."""
+    texts = [*texts, "a", "na\u00efve cafe\u0301 \u025b\u0301b", "\u0939\u093f\u0928\u094d\u0926\u0940"]
+    splitter = splitter_of(VocabularyConfig(algorithm=algorithm))
+    shared, kept, stripped = splitter.count(texts)
+    assert kept
+    for strip_accents, counts in ((False, kept), (True, stripped)):
+        written = train_vocabulary(["a"], VocabularyConfig(size=400, algorithm=algorithm, strip_accents=strip_accents))[
+            0
+        ]
+        (serialized,) = written.__reduce__()[1]
+        words = Splitter(serialized, splitter.max_length)
+        expected = Counter(word for text in texts for word in words.words(text) if len(word) <= words.max_length)
+        assert shared + counts == expected
+
+
 def test_counts_survive_a_lone_surrogate_and_long_words():
     assert SPLITTER.count(["a\ud800b " + "x" * 101]) == {"ab": 1}
 
@@ -106,7 +134,7 @@ def test_a_killed_counting_process_is_an_error(monkeypatch):
         closing(WordCounts(1 << 20)) as counts,
         pytest.raises(BertworksError, match="process that counted words ended"),
     ):
-        count_words(invented(9), SPLITTER, counts, workers=2)
+        count_words(invented(9), SPLITTER, counts.add, workers=2)
 
 
 # Merging
@@ -260,6 +288,22 @@ def test_report_tells_the_truth():
     ids = made.ids(sample.texts)
     assert report.unknown_rate == sum(row.count(made.unk_id) for row in ids) / sum(map(len, ids))
     assert 0 < report.character_coverage <= 1
+
+
+def test_much_unknown_text_is_a_warning():
+    rare = "".join(chr(0x4E00 + number) for number in range(600))
+    texts = ["ab cd ef gh"] * 9000 + [f"ab {character}" for character in rare]
+    made, report = train_vocabulary(texts, VocabularyConfig(size=200, character_coverage=0.99))
+    assert report.unknown_rate > 0.01
+    (warning,) = report.warnings
+    assert warning.startswith(f"{report.unknown_rate:.1%} of the tokens are [UNK] (such as '")
+    assert f"warning: {warning}" in str(report)
+    assert made.unknown(texts)
+    _, report = train_vocabulary(texts[:9000], VocabularyConfig(size=200))
+    assert report.unknown_rate == 0
+    assert not report.warnings
+    _, report = train_vocabulary(["ab cd \ufffd"] * 90, VocabularyConfig(size=300, algorithm="bpe"))
+    assert report.warnings == (f"{report.unknown_rate:.1%} of the tokens are [UNK]: bytes that are not text",)
 
 
 def test_held_out_documents_do_not_depend_on_order():

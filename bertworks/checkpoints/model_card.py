@@ -3,12 +3,23 @@
 - `fill_template`: a text file with places for values -> the text of a card
 - `render_table`, `render_cell`, `render_code`: Markdown for any card
 - `pretraining_card`: the card of a pre-trained model
+- `with_tokenizer_note`: a card that says how other programs read the tokenizer
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bertworks.models.config import EncoderConfig
+from bertworks.text.tokenizer import Tokenizer
+
+_COMPOSING_TOKENIZER = """
+## Tokenizer
+
+`tokenizer.json` composes the text (Unicode NFC) before it is split into tokens. `AutoTokenizer.from_pretrained` and
+sentence-transformers do so too. `BertTokenizer.from_pretrained`, and programs that read `vocab.txt` alone, do not:
+compose the text yourself for them, with `unicodedata.normalize("NFC", text)`. In transformers.js, call the tokenizer
+with `return_token_type_ids: true` for pairs of texts.
+"""
 
 
 def fill_template(template: Path, **values: object) -> str:
@@ -75,3 +86,10 @@ def pretraining_card(
     }
     template = "discriminator.md" if detects else "pretrained.md"
     return fill_template(Path(__file__).with_name(template), **values, **counts)
+
+
+def with_tokenizer_note(card: str, tokenizer: Tokenizer) -> str:
+    """A card that says what programs must do which do not read tokenizer.json, if the tokenizer composes its text."""
+    if not tokenizer.composes_text or _COMPOSING_TOKENIZER in card:
+        return card
+    return card.rstrip("\n") + "\n" + _COMPOSING_TOKENIZER

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.families.family import FAMILIES
+from bertworks.checkpoints.model_card import with_tokenizer_note
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_sharded, write_weights
@@ -161,7 +162,7 @@ def save_model(
 
     Args:
         state: parameters of an encoder and of heads, under our names.
-        card: the text of README.md.
+        card: the text of README.md, to which a note about the tokenizer is added where other programs need it.
         head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels;
             None: a pre-trained model.
         shared: the folder of several with the same body that has its file; None: the weights are one file.
@@ -181,7 +182,7 @@ def save_model(
     else:
         family = FAMILIES[config.family]
         write_sharded(folder / INDEX, theirs, tuple(family.prefix + part for part in family.body), shared / INDEX)
-    write_text(folder / "README.md", card)
+    write_text(folder / "README.md", with_tokenizer_note(card, tokenizer))
 
 
 def save_settings(folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any]) -> None:

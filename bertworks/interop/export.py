@@ -17,7 +17,7 @@ from bertworks.batching.batch import Batch, BatchTarget, collate, token_budget_b
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
-from bertworks.checkpoints.model_card import fill_template
+from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
 from bertworks.checkpoints.model_folder import EXPORTED, save_settings, weights_sha256
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
@@ -308,7 +308,8 @@ def _export(
         after = format_metrics(results["figures"], positive=found["positive"])
         before_export = format_metrics(results["figures_ours"], positive=found["positive"])
         yield Event("note", f"{data}: {after}; before the export {before_export}")
-    write_text(folder / "README.md", _card(source, theirs, results))
+    card = with_tokenizer_note(_card(source, theirs, results), source.model.tokenizer)
+    write_text(folder / "README.md", card)
 
 
 def _open(model: str | Path, *, encoder_only: bool) -> _Source:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData, Validation, compared_texts, describe_task, read_data, text_key
 from bertworks.text.near_copies import near_copies_of_rows
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
+from bertworks.text.tokenizer_pipeline import LETTER_FRACTION, is_letter_mark
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
 WARNINGS = packaged_table(__file__, "data_warnings.toml")
@@ -45,7 +46,7 @@ RARE = 10  # examples of a label; with fewer, little can be learned
 FEW_DEV, FEW_TRAIN = 200, 100
 MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
 UNBALANCED = 5  # ratio of the most to the least frequent label
-MANY_UNKNOWN, MANY_PIECES = 0.005, 2.0  # as in `text.corpus_report`
+MANY_PIECES = 2.0  # tokens per word, as in `text.corpus_report`
 
 
 @dataclass(frozen=True)
@@ -347,6 +348,21 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
     }
 
 
+def _lost_mark(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[str, str]:
+    """Return a letter with a mark, and without it, which the tokenizer reads in the same way although the mark is a
+    letter itself (`is_letter_mark`); two empty strings if there is none, or if such marks are rare."""
+    decomposed = unicodedata.normalize("NFD", "".join(text for text in texts if not text.isascii()))
+    pairs = Counter(pair for pair in pairwise(decomposed) if is_letter_mark(pair[1]) and pair[0].isalpha())
+    if pairs.total() < LETTER_FRACTION * sum(map(len, texts)):
+        return "", ""
+    for letter, mark in pairs:
+        marked = unicodedata.normalize("NFC", letter + mark)
+        ids = tokenizer.ids([marked])[0]
+        if ids == tokenizer.ids([letter])[0] and tokenizer.unk_id not in ids:
+            return marked, letter
+    return "", ""
+
+
 def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
     """Problems in words: of copies, the worst first; of labels; of too long texts, of too few texts, and of the
     tokenizer with their language. texts: some of them."""
@@ -355,8 +371,7 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     (most, frequent), (least, rarest) = counts[0], counts[-1]
     margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
     with_capitals = sum(text != text.lower() for text in texts)
-    voiced = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
-    plain = unicodedata.normalize("NFD", voiced)[:1]
+    marked, plain = _lost_mark(texts, tokenizer)
     found = {  # by their names in WARNINGS
         "leaked": leaked,
         "near_leaked": report.near_leaked.count,
@@ -371,13 +386,13 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "few_dev": report.dev < FEW_DEV,
         "vocabulary": report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES,
         "uncased": tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2,
-        "japanese": voiced and tokenizer.ids([voiced]) == tokenizer.ids([plain]),
+        "lost_marks": marked,
     }
     shown = {
         "report": report, "frequent": frequent, "rarest": rarest, "few": RARE, "leaked_share": leaked / report.dev,
         "evaluated": "evaluated" if report.is_validated else "dev", "share": most / report.train,
         "near_share": report.near_leaked.count / report.dev,
-        "times": most / max(1, least), "too_long": report.share_too_long, "voiced": voiced,
+        "times": most / max(1, least), "too_long": report.share_too_long, "marked": marked,
         "plain": plain, "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
         **{key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)},
     }  # fmt: skip

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from bertworks.batching.batch import num_tokens
+from bertworks.checkpoints.model_card import with_tokenizer_note
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
@@ -283,7 +284,8 @@ def evaluate_on_dev(
         "worst": [asdict(mistake) for mistake in wrong[:WORST]],
     }
     write_errors(folder / "errors.csv", d, wrong)
-    write_text(folder / "README.md", job.card(folder, result["figures"], result))
+    card = with_tokenizer_note(job.card(folder, result["figures"], result), job.model.tokenizer)
+    write_text(folder / "README.md", card)
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     by_others = f"{place}, on {len(job.dev):,} rows by models that did not see them"

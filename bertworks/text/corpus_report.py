@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bertworks.config import packaged_table
 from bertworks.io.atomic_write import write_json
 from bertworks.text.shards import Shards
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_folder import count_cased
 
 _WARNINGS = packaged_table(__file__, "corpus_warnings.toml")
@@ -26,7 +26,6 @@ _SHOWN = 5
 _SHOWN_TOKENS = 40
 _SHOWN_CHARACTERS = 40
 _BAR = 30  # characters
-_MANY_UNKNOWN = 0.005  # published vocabularies have below 0.1 % in their own language
 _MANY_DUPLICATE_SENTENCES = 0.2
 _MANY_DUPLICATE_DOCUMENTS = 0.02
 _MANY_PIECES = 2.0  # tokens per word; English with a good 30k vocabulary: 1.1 to 1.3
@@ -223,7 +222,7 @@ def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) ->
     most = min(tokenizer.model_max_length, 512)
     long = sum(count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most)
     applies = {
-        "unknown": report.unknown_share > _MANY_UNKNOWN,
+        "unknown": report.unknown_share > MANY_UNKNOWN,
         "uncased": is_uncased,
         "capitals": wrong_case and not is_uncased,
         "pieces": report.tokens_per_word > _MANY_PIECES,

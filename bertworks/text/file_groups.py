@@ -19,7 +19,7 @@ from bertworks.io.tables import StoredRows
 from bertworks.text.corpus import CorpusReader, CorpusReport
 from bertworks.text.shard_writer import PartWriter
 from bertworks.text.vocabulary import VocabularyConfig, splitter_of
-from bertworks.text.word_counts import BATCH, Sample
+from bertworks.text.word_counts import BATCH, AccentCounts, Sample
 
 Group = tuple[int, int]  # the numbers of its first file, and after its last one
 Maker = tuple[dict[str, Any], Callable[[Group], Made]]
@@ -76,14 +76,14 @@ def shard_maker(folder: str, source: dict[str, Any], tokenizer: str, part_charac
 
 
 def count_maker(_: str, source: dict[str, Any], config: dict[str, Any]) -> Maker:
-    """The `maker` of word counts, see `Portions`: counts of some millions of characters each, then the sample."""
+    """The `maker` of word counts, see `Portions`: `AccentCounts` of some millions of characters each; the sample."""
     reader, splitter = CorpusReader(**source), splitter_of(VocabularyConfig(**config))
 
     def blocks(group: Group) -> Iterator[bytes]:
         report = CorpusReport()
         sample = Sample(texts_of(reader, group, report))
         for texts in chunk_by_size(sample, BATCH, len):
-            yield json.dumps(splitter.count(texts)).encode()
+            yield json.dumps(splitter.count(texts)._asdict()).encode()
         yield json.dumps(sample.kept).encode()
         yield json.dumps(asdict(report)).encode()
 
@@ -103,11 +103,11 @@ def blocks_of(files: Iterable[Path], reader: CorpusReader) -> Iterator[bytes]:
     reader.finish(total)
 
 
-def counts_of(files: Iterable[Path], reader: CorpusReader, sample: Sample) -> Iterator[dict[str, int]]:
+def counts_of(files: Iterable[Path], reader: CorpusReader, sample: Sample) -> Iterator[AccentCounts]:
     """The word counts of all portions. sample: gets what they hold out."""
     for block in map(json.loads, blocks_of(files, reader)):
         if isinstance(block, dict):
-            yield block
+            yield AccentCounts(**block)
         else:
             sample.add(block)
 

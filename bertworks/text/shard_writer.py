@@ -28,6 +28,7 @@ from bertworks.io.binary_files import is_sealed, json_sha256, open_npy, sealing
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.segmentation import split_sentences
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer_pipeline import steps_of
 
 Arrays = tuple[NDArray[np.int32], NDArray[np.int64]]
 
@@ -42,9 +43,10 @@ class WordCache:
     tokenizer alone. The cache is emptied when it is too large.
 
     It never changes an id. BERT's pre-tokenizer splits at white space and around every ASCII punctuation mark, its
-    normalizer looks at one character at a time (lower case, NFD and clean-up do not reach across a space), and
-    WordPiece sees one word at a time. So the ids of a sentence are the ids of its pieces between spaces, end to end.
-    Only U+0020 separates: the clean-up deletes other white space, such as U+000B, and joins the characters around it.
+    normalizer looks at one character at a time (lower case, NFC, NFD and clean-up do not reach across a space or one
+    of the marks that are split off here), and WordPiece sees one word at a time. So the ids of a sentence are the ids
+    of its pieces between spaces, end to end. Only U+0020 separates: the clean-up deletes other white space, such as
+    U+000B, and joins the characters around it.
 
     Args:
         serialized: the text of a tokenizer.json for which `is_exact` holds. Special tokens written in the texts are not
@@ -63,9 +65,11 @@ class WordCache:
     def is_exact(serialized: str) -> bool:
         """Whether the ids of a text are those of its pieces between spaces, for this tokenizer.json."""
         description: dict[str, Any] = json.loads(serialized)
-        types = [(description[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        types = [(description[part] or {}).get("type") for part in ("pre_tokenizer", "model")]
+        normalizers = [step["type"] for step in steps_of(description["normalizer"])]
         plain = all(token["special"] for token in description["added_tokens"])
-        return plain and types == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+        has_bert_normalizer = normalizers in (["BertNormalizer"], ["NFC", "BertNormalizer"])
+        return plain and has_bert_normalizer and types == ["BertPreTokenizer", "WordPiece"]
 
     def encode(self, sentences: Sequence[str]) -> Arrays:
         """All ids end to end [sum of lengths] and the number of ids of each sentence [len(sentences)]."""

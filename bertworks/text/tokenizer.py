@@ -42,6 +42,7 @@ from bertworks.text import tokenizer_pipeline
 from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, check_description, count_cased, read_folder, read_vocabulary
 from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, ShortText, guarded
 
+MANY_UNKNOWN = 0.01  # of the tokens of a text: more [UNK] is a warning; published vocabularies have below 0.001
 _PART = 1 << 14  # characters of a part of a long text
 _AT_ONCE = 1 << 18  # characters that the library encodes together
 _PER_TOKEN = 16  # characters at the beginning of a long text for each token that is wanted
@@ -220,7 +221,7 @@ class Tokenizer:
         steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
         normalizer: Mapping[str, Any] = next((step for step in steps if step["type"] == "BertNormalizer"), {})
         config = {
-            "tokenizer_class": "BertTokenizer" if is_word_piece else "PreTrainedTokenizerFast",
+            "tokenizer_class": "BertTokenizer" if self.is_bert_tokenizer else "PreTrainedTokenizerFast",
             **named,
             "model_max_length": self.model_max_length,
             "model_input_names": ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"],
@@ -233,6 +234,42 @@ class Tokenizer:
         write_json(folder / "special_tokens_map.json", named)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
+
+    @cached_property
+    def composes_text(self) -> bool:
+        """Whether it is WordPiece and composes text (Unicode NFC) first, so that both forms have the same tokens."""
+        steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
+        return self._description["model"]["type"] == "WordPiece" and any(step["type"] == "NFC" for step in steps)
+
+    @cached_property
+    def is_bert_tokenizer(self) -> bool:
+        """Whether the class BertTokenizer of transformers has the same rules.
+
+        transformers 5 builds them anew from tokenizer_config.json and the vocabulary. It drops any other normalizer,
+        pre-tokenizer, template or limit of a word in tokenizer.json without a word.
+        """
+        model = self._description["model"]
+        normalizer = self._description["normalizer"] or {}
+        pre_tokenizer = self._description["pre_tokenizer"] or {}
+        return (
+            model["type"] == "WordPiece"
+            and model["continuing_subword_prefix"] == "##"
+            and model["max_input_chars_per_word"] == tokenizer_pipeline.LONGEST_WORD
+            and normalizer.get("type") == "BertNormalizer"
+            and normalizer["clean_text"]
+            and pre_tokenizer.get("type") == "BertPreTokenizer"
+            and self._has_bert_template()
+        )
+
+    def _has_bert_template(self) -> bool:
+        """Whether the special tokens are [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a pair, with type 1
+        from B on."""
+        text = self._plain.encode("a", add_special_tokens=False)
+        single, pair = self._library.post_process(text), self._library.post_process(text, text)
+        first = [self.cls_id, *text.ids, self.sep_id]
+        second = [*text.ids, self.sep_id]
+        types = [0] * len(first) + [1] * len(second)
+        return (single.ids, pair.ids, pair.type_ids) == (first, first + second, types)
 
     @cached_property
     def sha256(self) -> str:

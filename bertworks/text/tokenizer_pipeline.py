@@ -38,6 +38,7 @@ END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
 SURROGATES = re.compile("[\ud800-\udfff]")  # without their partners: UTF-8 cannot hold them
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
+LETTER_FRACTION = 0.001  # of all characters: a text with fewer marks that are letters, or kana, is of another language
 LONGEST_RUN = 1 << 10  # characters of a word, or of white space, of which the inside is not read
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LARGEST_TRIE = 1 << 22  # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
@@ -279,6 +280,26 @@ def with_marks(text: str, end: int) -> int:
     while end < len(text) and unicodedata.category(text[end]).startswith("M"):
         end += 1
     return end
+
+
+# Marks whose removal leaves the letters of a word: accents, the points of Hebrew and Arabic, and the marks of no
+# script, such as the variation selectors of emoji.
+_ACCENTS_AND_POINTS = re.compile(
+    r"[\u0300-\u036f\u0590-\u06ff\u0870-\u08ff\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufb1e\ufe00-\ufe0f\ufe20-\ufe2f"
+    r"\U00010ec0-\U00010eff\U000e0100-\U000e01ef]"
+)
+
+
+def is_letter_mark(character: str) -> bool:
+    """Return whether a character is a mark that is a letter of its script: a vowel sign, a virama or a tone mark, as in
+    Hindi or Thai. A text without these marks has other words."""
+    return unicodedata.category(character).startswith("M") and not _ACCENTS_AND_POINTS.match(character)
+
+
+def is_kana_or_hangul(character: str) -> bool:
+    """Return whether a character is kana, of which NFD separates the dakuten, or a Hangul syllable, which NFD takes
+    apart."""
+    return "\u3040" <= character <= "\u30ff" or "\uac00" <= character <= "\ud7a3"
 
 
 def words_of(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int32]:

@@ -7,7 +7,9 @@ exactly and sorted, and ties are broken by code points.
 import io
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +21,22 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from bertworks.errors import BertworksError, expect, optional_import, several
 from bertworks.text import tokenizer_pipeline as pipeline
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS
-from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordStatistics, count_words
+from bertworks.text.word_counts import (
+    BAD,
+    AccentCounts,
+    AccentSplitter,
+    Sample,
+    Splitter,
+    WordCounts,
+    WordStatistics,
+    count_words,
+)
 from bertworks.text.wordpiece import MergeLearner, Progress, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
-Counted = Callable[[Sample], Iterable[Mapping[str, int]]]
+Counted = Callable[[Sample], Iterable[AccentCounts]]
 SpecialTokens = Literal["bert", "roberta", "xlm", "gpt2"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _ROBERTA = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -33,7 +44,7 @@ _AROUND: dict[SpecialTokens, tuple[list[str], list[str]]] = {  # the first token
     "bert": (_SPECIALS, []), "roberta": (_ROBERTA, ["<mask>"]), "xlm": (_ROBERTA, ["<mask>"]),
     "gpt2": ([], [pipeline.END_OF_TEXT])
 }  # fmt: skip
-_SCRIPT_FRACTION = 0.001  # of all characters: a corpus with more counts as one with kana or Hangul
+_SHOWN_CHARACTERS = 40  # of an unknown word
 _MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: more is reported
 _LONGEST_UNBROKEN = 1000  # characters of a word for BPE and unigram: words may be whole sentences
 
@@ -45,7 +56,8 @@ class VocabularyConfig:
     size: tokens, with the special ones.
     algorithm: how words become tokens.
     lowercase: whether the tokenizer turns text into lower case.
-    strip_accents: whether it removes accents; None: as `lowercase`, but not for text with kana or Hangul.
+    strip_accents: whether it removes accents; None: as `lowercase`, but not for text with kana, Hangul or marks that
+        are letters (as in Hindi or Thai). Without it, text is composed (NFC) first.
     min_frequency: of a pair to be merged.
     character_coverage: fraction of all characters that the alphabet covers.
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white space included:
@@ -104,6 +116,7 @@ class VocabularyReport:
     unknown_rate: float  # fraction of tokens that are [UNK]
     seconds: float
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = [
@@ -112,7 +125,9 @@ class VocabularyReport:
             f"alphabet of {self.alphabet_size:,}: {self.character_coverage:.4%} of all characters",
             f"{self.tokens_per_word:.3f} tokens per word, {self.unknown_rate:.4%} of tokens are [UNK]",
         ]
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        return "\n".join(lines)
 
 
 def train_vocabulary(
@@ -150,6 +165,9 @@ def train_vocabulary(
     if not sample.is_large:
         notes.append("there is too little text to hold some out: the rates are of the training text")
     words, tokens, unknown = _measure(tokenizer, splitter_of(config), sample.texts, notes)
+    warnings: list[str] = []
+    if unknown > MANY_UNKNOWN * tokens:
+        warnings.append(_unknown_warning(tokenizer, config.algorithm, sample.texts, unknown / tokens))
     report = VocabularyReport(
         size=tokenizer.vocab_size,
         algorithm=config.algorithm,
@@ -161,45 +179,70 @@ def train_vocabulary(
         unknown_rate=unknown / max(tokens, 1),
         seconds=time.perf_counter() - start,
         notes=tuple(notes),
+        warnings=tuple(warnings),
     )
     return tokenizer, report
+
+
+def _unknown_warning(tokenizer: Tokenizer, algorithm: Algorithm, texts: list[str], fraction: float) -> str:
+    """Say that much of the text is unknown, with the two most frequent unknown words."""
+    words = Counter(tokenizer.unknown(texts)).most_common(2)
+    examples = f" (such as {' and '.join(repr(word[:_SHOWN_CHARACTERS]) for word, _ in words)})" if words else ""
+    share = f"{fraction:.1%} of the tokens are [UNK]{examples}"
+    if algorithm == "bpe":
+        return f"{share}: bytes that are not text"
+    return (
+        f"{share}: words that are too long, or have characters that the vocabulary lacks; --algorithm bpe has no "
+        "unknown tokens"
+    )
 
 
 def _count(
     sample: Sample, config: VocabularyConfig, max_memory: int, workers: int | None, progress: Progress,
     notes: list[str], counted: Counted | None,
 ) -> tuple[WordStatistics, VocabularyConfig]:  # fmt: skip
-    """Count the words. The returned config has a decided `strip_accents`."""
+    """Count the words as the tokenizer will split them. The returned config has a decided `strip_accents`."""
     as_bytes = config.algorithm == "bpe"
     splitter = splitter_of(config)
     with (
-        closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as counts,
-        closing(WordCounts(max_memory // 4, as_bytes=as_bytes)) as stripped,
+        closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as words,
+        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as kept,
+        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as stripped,
     ):
+
+        def add(counts: AccentCounts) -> None:
+            words.add(counts.shared)
+            kept.add(counts.kept)
+            stripped.add(counts.stripped)
+
         if counted is None:
-            count_words(sample, splitter, counts, workers=workers, progress=progress)
-        for words in counted(sample) if counted else ():
-            counts.add(words)
-        if not counts:  # the sample may have drawn all of a tiny corpus
-            counts.add(splitter.count(sample.texts))
-        if not counts:
+            count_words(sample, splitter, add, workers=workers, progress=progress)
+        else:
+            for counts in counted(sample):
+                add(counts)
+        if not (words or kept):  # the sample may have drawn all of a tiny corpus
+            add(splitter.count(sample.texts))
+        if not (words or kept):
             raise _no_words(sample, splitter)
-        decided = replace(config, strip_accents=_decide_accents(config, counts.script_fraction(), notes))
-        if decided.strip_accents and config.strip_accents is not True:
-            stripped.add_without_accents(counts)
-            counts = stripped
-        return WordStatistics(counts, max_memory, notes), decided
+        decided = replace(config, strip_accents=_decide_accents(config, words, kept, notes))
+        for word, number in stripped if decided.strip_accents else kept:
+            words.add({word: number})
+        return WordStatistics(words, max_memory, notes), decided
 
 
-def _no_words(sample: Sample, splitter: Splitter) -> BertworksError:
-    if replace(splitter, max_length=sys.maxsize).count(sample.texts).keys() - {BAD}:
+def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
+    if len(_words_of_any_length(splitter, sample.texts).keys() - {BAD}) > 0:
         what = f"there are only words of more than {splitter.max_length:,} characters"
         return BertworksError(what, hint=_long_word_hint(splitter))
     what = "there is no text, only white space or bytes that are not text" if sample.texts else "there are no documents"
     return BertworksError(what, hint="name files with text in them")
 
 
-def _long_word_hint(splitter: Splitter) -> str:
+def _words_of_any_length(splitter: AccentSplitter, texts: list[str]) -> dict[str, int]:
+    return Splitter(splitter.keeping, sys.maxsize).count(texts)
+
+
+def _long_word_hint(splitter: AccentSplitter) -> str:
     """What to do with long words, as in a language or a notation without spaces."""
     hint = "cut the text into words, with spaces between them"
     if splitter.max_length < _LONGEST_UNBROKEN:
@@ -207,17 +250,53 @@ def _long_word_hint(splitter: Splitter) -> str:
     return hint
 
 
-def _decide_accents(config: VocabularyConfig, script_fraction: float, notes: list[str]) -> bool:
-    """Whether to strip accents: as the config says, else as `lowercase`, but not from kana or Hangul."""
+def _decide_accents(config: VocabularyConfig, shared: WordCounts, kept: WordCounts, notes: list[str]) -> bool:
+    """Return whether to strip accents: as the config says, else as `lowercase`, but not where letters would be lost.
+
+    Args:
+        shared: the words that are the same with and without accents.
+        kept: the other words, with their accents.
+    """
     strip = config.lowercase if config.strip_accents is None else config.strip_accents
-    if not strip or script_fraction < _SCRIPT_FRACTION:
-        return strip
-    reason = f"{script_fraction:.1%} of the characters are kana or Hangul"
-    if config.strip_accents is None:
-        notes.append(f"{reason}: accents are kept (strip_accents=false), or \u304c would become \u304b")
+    if not strip:
         return False
-    notes.append(f"{reason}, and stripping accents takes them apart: strip_accents=false is better")
-    return True
+    characters = shared.character_counts() + kept.character_counts()
+    total = max(characters.total(), 1)
+    num_kana = sum(number for character, number in characters.items() if pipeline.is_kana_or_hangul(character))
+    num_marks = sum(number for character, number in characters.items() if pipeline.is_letter_mark(character))
+    reasons = []
+    if num_kana >= pipeline.LETTER_FRACTION * total:
+        reasons.append(f"{num_kana / total:.1%} of the characters are kana or Hangul")
+    if num_marks >= pipeline.LETTER_FRACTION * total:
+        reasons.append(f"{num_marks / total:.1%} of the characters are marks that are letters of their script")
+    if not reasons:
+        return True
+    reason = " and ".join(reasons)
+    if config.strip_accents:
+        notes.append(f"{reason}, and stripping accents takes them apart: strip_accents=false is better")
+        return True
+    note = f"{reason}: accents are kept (strip_accents=false)"
+    if examples := _changed_words(config, kept):
+        note += f", or {examples}"
+    notes.append(note)
+    return False
+
+
+def _changed_words(config: VocabularyConfig, kept: WordCounts) -> str:
+    """Return what would become of the two most frequent words that look different without their marks."""
+    stripping = Splitter(splitter_of(config).stripping, sys.maxsize)
+    examples: list[str] = []
+    for word, _ in kept:
+        text = kept.text_of(word).strip()
+        plain_text = " ".join(kept.text_of(part).strip() for part in stripping.words(text))
+        has_letters = any(
+            pipeline.is_kana_or_hangul(character) or pipeline.is_letter_mark(character) for character in text
+        )
+        if has_letters and unicodedata.normalize("NFC", plain_text) != text:
+            examples.append(f"{text!r} would become {plain_text!r}")
+        if len(examples) == 2:
+            break
+    return " and ".join(examples)
 
 
 def _train(
@@ -293,10 +372,14 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     is_bert = config.algorithm == "wordpiece"
     settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents, "handle_chinese_chars": is_bert}
     library = pipeline.bert_pipeline(model, SPECIAL_TOKENS, **settings)
+    steps = [library.normalizer]
+    if not config.strip_accents:  # where accents are stripped, composed and decomposed text has the same tokens anyway
+        steps.insert(0, normalizers.NFC())
+    if not is_bert:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    library.normalizer = normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
     if is_bert:
         return library
-    one_space = normalizers.Replace(Regex(" {2,}"), " ")
-    library.normalizer = normalizers.Sequence([library.normalizer, one_space, normalizers.Strip()])
     if config.algorithm == "bpe":
         library.pre_tokenizer = pre_tokenizers.ByteLevel()
         library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
@@ -309,17 +392,23 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
     return library
 
 
-def splitter_of(config: VocabularyConfig) -> Splitter:
-    """The normalizer and pre-tokenizer that the tokenizer will have. Words are counted with a space before them; and
-    with their accents, unless it is known that these are stripped."""
+def splitter_of(config: VocabularyConfig) -> AccentSplitter:
+    """The normalizers and pre-tokenizers that the tokenizer may have, with and without accents. Both are the same if
+    the config decides it. Words are counted with a space before them."""
     longest = pipeline.LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
-    config = replace(config, special_tokens="bert", strip_accents=config.strip_accents is True)
-    return Splitter(_pipeline(config, pipeline.word_piece_model(_SPECIALS)).to_str(), longest)
+    model = pipeline.word_piece_model(_SPECIALS)
+    choices = [False, config.lowercase] if config.strip_accents is None else [config.strip_accents]
+    tokenizers_to_choose = [
+        _pipeline(replace(config, special_tokens="bert", strip_accents=strips), model).to_str() for strips in choices
+    ]
+    return AccentSplitter(tokenizers_to_choose[0], tokenizers_to_choose[-1], longest)
 
 
-def _measure(tokenizer: Tokenizer, splitter: Splitter, texts: list[str], notes: list[str]) -> tuple[int, int, int]:
+def _measure(
+    tokenizer: Tokenizer, splitter: AccentSplitter, texts: list[str], notes: list[str]
+) -> tuple[int, int, int]:
     """Words, tokens and [UNK] tokens of texts. Adds a note if many words are too long to be used."""
-    counts = replace(splitter, max_length=sys.maxsize).count(texts)
+    counts = _words_of_any_length(splitter, texts)
     characters = sum(len(word) * number for word, number in counts.items())
     left_out = sum(len(word) * number for word, number in counts.items() if len(word) > splitter.max_length)
     if left_out > _MUCH_LEFT_OUT * characters:

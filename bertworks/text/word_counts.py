@@ -1,6 +1,7 @@
 """Counts the words of documents.
 
 - `Splitter`: texts to words, by the normalizer and pre-tokenizer of a tokenizer
+- `AccentSplitter`: the same for two tokenizers at once, of which one keeps accents and the other strips them
 - `WordCounts`, `count_words`: exact counts in bounded memory, with any number of processes
 - `Sample`: held-out documents
 - `WordStatistics`: the most frequent words, and characters
@@ -17,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import decoders, normalizers, pre_tokenizers
+from tokenizers import decoders
 
 from bertworks.errors import BertworksError
 from bertworks.io.processes import chunk_by_size, in_processes
@@ -56,28 +57,105 @@ class Splitter:
 
     def words(self, chunk: str) -> list[str]:
         """The words of a text without spaces, or of any text."""
-        normal = self._library.normalizer.normalize_str(SURROGATES.sub(BAD, chunk))
-        return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normal)]
+        text = SURROGATES.sub(BAD, chunk)
+        if self._library.normalizer is not None:
+            text = self._library.normalizer.normalize_str(text)
+        return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(text)]
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
         """The number of each word in texts. Each different chunk between two spaces is split once."""
-        chunks: Counter[str] = Counter()
-        for text in texts:
-            chunks.update(_NEWLINES.sub(" ", text).split(" "))
-        del chunks[""]
-        counts: Counter[str] = Counter()
+        chunks, bad = _count_chunks(texts)
+        counts = Counter[str]()
+        if bad:
+            counts[BAD] = bad
         for chunk, number in chunks.items():
-            if BAD in chunk:
-                chunk, bad = _BAD_WORD.subn(" ", chunk)
-                counts[BAD] += bad * number
-            for word in self.words(chunk):
-                if len(word) <= self.max_length:
-                    counts[word] += number
+            _add_words(counts, self.words(chunk), number, self.max_length)
         return counts
 
     def __call__(self, texts: list[str]) -> tuple[dict[str, int], int]:
         """The work of a process: counts, and the number of characters."""
         return self.count(texts), sum(map(len, texts))
+
+
+class AccentCounts(NamedTuple):
+    """Counts of words by two tokenizers: one keeps accents, the other strips them.
+
+    The words of each tokenizer are those in `shared` and its own.
+    """
+
+    shared: dict[str, int]  # words of the parts of the text that both tokenizers split into the same words
+    kept: dict[str, int]  # words of the other parts, with their accents
+    stripped: dict[str, int]  # words of the same parts, without accents
+
+
+@dataclass(frozen=True)
+class AccentSplitter:
+    """Splits texts into words, by the normalizers and pre-tokenizers of two tokenizers at once.
+
+    Whether a vocabulary strips accents depends on its text, so this is decided after all words have been counted. The
+    counts are then those of the tokenizer that is written, without a second reading of the text.
+
+    Args:
+        keeping: the tokenizer.json of the tokenizer that keeps accents.
+        stripping: that of the tokenizer that strips them. Both are the same if the decision is known.
+        max_length: characters; longer words are not counted.
+    """
+
+    keeping: str
+    stripping: str
+    max_length: int
+
+    @cached_property
+    def _splitters(self) -> tuple[Splitter, Splitter]:
+        return Splitter(self.keeping, self.max_length), Splitter(self.stripping, self.max_length)
+
+    def count(self, texts: Iterable[str]) -> AccentCounts:
+        """The number of each word in texts, for both tokenizers."""
+        keeping, stripping = self._splitters
+        chunks, bad = _count_chunks(texts)
+        shared, kept, stripped = Counter[str](), Counter[str](), Counter[str]()
+        if bad:
+            shared[BAD] = bad
+        is_decided = self.keeping == self.stripping
+        for chunk, number in chunks.items():
+            words = keeping.words(chunk)
+            plain_words = words if is_decided or chunk.isascii() else stripping.words(chunk)
+            if words == plain_words:
+                _add_words(shared, words, number, self.max_length)
+            else:
+                _add_words(kept, words, number, self.max_length)
+                _add_words(stripped, plain_words, number, self.max_length)
+        return AccentCounts(shared, kept, stripped)
+
+    def __call__(self, texts: list[str]) -> tuple[AccentCounts, int]:
+        """The work of a process: counts, and the number of characters."""
+        return self.count(texts), sum(map(len, texts))
+
+
+def _count_chunks(texts: Iterable[str]) -> tuple[Counter[str], int]:
+    """Count the chunks between two spaces.
+
+    Returns:
+        The number of each chunk, without words that have bytes that are not text; and the number of those words.
+    """
+    chunks = Counter[str]()
+    for text in texts:
+        chunks.update(_NEWLINES.sub(" ", text).split(" "))
+    del chunks[""]
+    num_bad_words = 0
+    for chunk in [chunk for chunk in chunks if BAD in chunk]:
+        number = chunks.pop(chunk)
+        plain_chunk, bad_words = _BAD_WORD.subn(" ", chunk)
+        chunks[plain_chunk] += number
+        num_bad_words += bad_words * number
+    return chunks, num_bad_words
+
+
+def _add_words(counts: Counter[str], words: list[str], number: int, max_length: int) -> None:
+    """Add words that occur `number` times, without those that are longer than `max_length`."""
+    for word in words:
+        if len(word) <= max_length:
+            counts[word] += number
 
 
 class WordCounts:
@@ -118,28 +196,17 @@ class WordCounts:
         self._store()
         return int(self._database.execute("SELECT COUNT(*) FROM words WHERE word != ?", (BAD,)).fetchone()[0])
 
-    def script_fraction(self) -> float:
-        """Fraction of kana and Hangul among all characters."""
-        total = script = 0
-        for word, count in self:
-            plain = "" if word == BAD else self._plain(word)
-            total += len(plain) * count
-            script += sum("\u3040" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" for c in plain) * count
-        return script / max(total, 1)
+    def character_counts(self) -> Counter[str]:
+        """The number of each character in the text of the words, spaces included."""
+        counts = Counter[str]()
+        for word, number in self:
+            if word != BAD:
+                for character in self.text_of(word):
+                    counts[character] += number
+        return counts
 
-    def add_without_accents(self, counts: Self) -> None:
-        """Add other counts as if accents had been stripped before counting."""
-        strip = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
-        marks = pre_tokenizers.BertPreTokenizer()  # decomposed characters may split: U+2260 becomes "=" and an accent
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        split = (to_bytes if self._as_bytes else marks).pre_tokenize_str
-        for word, count in counts:
-            plain = "" if word == BAD else self._plain(word)
-            parts = [word] if plain.isascii() else [part for part, _ in split(strip.normalize_str(plain))]
-            for part in parts:
-                self.add({part: count})
-
-    def _plain(self, word: str) -> str:
+    def text_of(self, word: str) -> str:
+        """The characters of a word, which may be in byte-level characters."""
         return str(decoders.ByteLevel().decode([word])) if self._as_bytes else word
 
     def _store(self) -> None:
@@ -155,8 +222,8 @@ class WordCounts:
 
 def count_words(
     documents: Iterable[str],
-    splitter: Splitter,
-    into: WordCounts,
+    splitter: Splitter | AccentSplitter,
+    add: Callable[[Any], None],
     *,
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -164,6 +231,7 @@ def count_words(
     """Count the words of all documents, with a few million characters of text in memory.
 
     Args:
+        add: called with the counts of each few million characters, as `splitter.count` returns them.
         workers: processes; None: one per CPU; 1: this process only, as for a corpus of one batch.
         progress: called with the number of characters counted so far.
 
@@ -173,7 +241,7 @@ def count_words(
     batches = chunk_by_size(map(str, documents), BATCH, len)  # numpy strings cannot be sent to a process
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
-        "bertworks.text.word_counts:Splitter",
+        f"bertworks.text.word_counts:{type(splitter).__name__}",
         astuple(splitter),
         itertools.chain(first, batches),
         workers if len(first) > 1 else 1,
@@ -183,7 +251,7 @@ def count_words(
     done = 0
     with closing(counted):
         for counts, characters in counted:
-            into.add(counts)
+            add(counts)
             done += characters
             if progress:
                 progress(done)

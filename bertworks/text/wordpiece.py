@@ -180,7 +180,7 @@ def extend_vocabulary(
         hint = "leave --extend-vocabulary out: --init alone continues with the vocabulary of the model"
         raise UsageError(f"a vocabulary of {kind} cannot be extended, only one of WordPiece", hint=hint)
     with closing(WordCounts(1 << 29)) as counts:
-        count_words(documents, Splitter(serialized, LONGEST_WORD), counts, workers=workers, progress=progress)
+        count_words(documents, Splitter(serialized, LONGEST_WORD), counts.add, workers=workers, progress=progress)
         frequent = [(word, count) for word, count in counts if count >= LEAST_COUNT and _is_plain(word)]
     pieces = tokenizer.ids([word for word, _ in frequent])
     words = [NewWord(*one, ids) for one, ids in zip(frequent, pieces) if len(ids) > 1 and tokenizer.unk_id not in ids]
