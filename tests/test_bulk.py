@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,8 +25,9 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import embed_file
 from bertworks.inference.predict import predict_file
-from bertworks.io.portions import create, pack, unpack
+from bertworks.io.portions import create, pack, refuse_finished, unpack
 from bertworks.io.processes import Bulk
+from bertworks.io.ray_engine import _check_head
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.text import file_groups
 from bertworks.text.tokenizer import Tokenizer
@@ -118,6 +120,19 @@ def test_a_driver_that_is_killed_goes_on(tmp_path: Path) -> None:
     events, content = run(tmp_path, Bulk(on="local", workers=2))
     assert content == EXPECTED
     assert made <= events[0].fields["resumed_portions"] < 40
+
+
+def test_workers_of_a_killed_driver_end_without_a_word(tmp_path: Path) -> None:
+    """They could not write to the pipe, and printed so into the terminal of the user, after the command had ended."""
+    command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "local", "40", "0.3"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    driver = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while len(list((tmp_path / "out.parts").glob("0*"))) < 3:
+        assert driver.poll() is None
+        time.sleep(0.01)
+    driver.kill()
+    said, _ = driver.communicate(timeout=60)  # until the workers have ended too: they hold the other end
+    assert said == b""
 
 
 def test_a_damaged_portion_is_made_again(tmp_path: Path) -> None:
@@ -315,6 +330,38 @@ def test_ray_gives_the_same_and_replaces_what_is_killed(cluster: Any, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["gcs_server", "raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent"])
+def test_a_killed_process_of_ray_gives_a_message(name: str, tmp_path: Path) -> None:
+    """No portion is to blame; without the head, Ray itself says nothing for a minute and ends the process."""
+    pytest.importorskip("ray")
+    psutil = pytest.importorskip("psutil")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "RAY_worker_niceness": "0"}
+    command = [sys.executable, "-m", "tests.bulk_jobs", str(tmp_path), "ray", "40", "0.2", "says"]
+    driver = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    while len(list((tmp_path / "out.parts").glob("0*"))) < 3:
+        assert driver.poll() is None
+        time.sleep(0.05)
+    processes = psutil.Process(driver.pid).children(recursive=True)
+    next(one for one in processes if name in (one.name(), *one.cmdline()[:1])).kill()
+    message, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 1
+    assert "Ray has ended on this machine, or its head was killed" in message
+    assert "portion" not in message.partition("hint:")[0]
+    events, content = run(tmp_path, Bulk(on="local", workers=2))
+    assert content == EXPECTED
+    assert events[0].fields["resumed_portions"] >= 3
+
+
+def test_a_head_that_is_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = f"127.0.0.1:{server.getsockname()[1]}"
+        _check_head(head)
+    with pytest.raises(ConnectionError, match="does not answer"):
+        _check_head(head)
+    _check_head(None)
+
+
+@pytest.mark.slow
 def test_a_node_that_is_lost(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "RAY_worker_niceness": "0"}
@@ -348,3 +395,57 @@ def test_many_kills(tmp_path: Path) -> None:
                 left -= 1
             driver.wait()
         assert (folder / "out").read_bytes() == EXPECTED
+
+
+# --- portions of a finished job
+
+
+class _Killed(BaseException):
+    """Stands for SIGKILL at a place where nothing is left to do but to delete the portions."""
+
+
+@pytest.mark.parametrize("name", ["embed", "predict", "index", "prepare", "vocab"])
+def test_portions_of_a_finished_job_go(
+    name: str, commands: dict[str, Command], tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was killed after the output was complete, before or while it deleted the portions."""
+    whole, output = whole_and_joined(name, commands[name], tmp_path)
+    folder = output.with_name(f"{output.name}.parts")
+
+    def killed(_: Path) -> None:
+        raise _Killed
+
+    commands[name](output, Bulk(part="0/1"))
+    with monkeypatch.context() as patch:
+        patch.setattr("bertworks.io.portions._remove_whole", killed)
+        with pytest.raises(_Killed):
+            commands[name](output, Bulk(join=True))
+    assert list(folder.glob("0*"))
+    assert digest(whole) == digest(output)
+    if name in ("index", "prepare"):
+        commands[name](output, Bulk(join=True))
+    else:
+        with pytest.raises(UsageError, match="there is a file of that name"):
+            refuse_finished(output, False, "tokenizer.json" if name == "vocab" else "")
+    assert not folder.exists()
+    assert digest(whole) == digest(output)
+
+
+def test_portions_for_an_output_that_will_be_replaced_stay(tmp_path: Path) -> None:
+    run(tmp_path, Bulk(on="local", workers=1))
+    list(tmp_path.glob("*"))
+    run(tmp_path, Bulk(part="0/1"), other=1)
+    with pytest.raises(UsageError, match="there is a file of that name"):
+        refuse_finished(tmp_path / "out", False)
+    refuse_finished(tmp_path / "out", True)
+    assert len(list((tmp_path / "out.parts").glob("0*"))) == 40
+    assert run(tmp_path, Bulk(join=True), other=1)[1] == EXPECTED
+    assert not (tmp_path / "out.parts").exists()
+
+
+def test_deleting_that_is_interrupted_is_completed(tmp_path: Path) -> None:
+    left = tmp_path / f".out.parts@{socket.gethostname()}.999999999-1.0.tmp"
+    left.mkdir()
+    (left / "000001-0123456789abcdef-1").write_text("x")
+    run(tmp_path, Bulk(on="local", workers=1))
+    assert not left.exists()

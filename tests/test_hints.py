@@ -88,7 +88,10 @@ NOT_TYPED = {  # why a template is not tested here
     "run the same command again: portions that are made are kept; fewer --workers need less memory":
         "test_bulk: portions that end their processes, and the command again",
     "write to a folder that all machines share: -o SHARED/FILE": "only a second machine says so",
+    "start the cluster again, then the same command: finished portions are kept; or --on local":
+        "test_bulk: killed processes of Ray, and the command again",
     "--on ray": NOT_ADVICE,
+    "--estimate=sizes": "test_pretrain: an estimate without a measurement",
     "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",
     "make tokenizer.json: `python -c {}`": "test_tokenizer_folders runs the command of a refused family",
     "left out of their own ranking, as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
@@ -2233,6 +2236,15 @@ def test_networks_and_heads_that_albert_has_no_place_for(shell: Shell, text: Pat
     assert json.loads(Path("out/config.json").read_text())["architectures"] == ["AlbertForPreTraining"]
 
 
+@says("time         not measured: --estimate speed computes a few steps on this machine")
+def test_an_estimate_with_the_speed(shell: Shell, text: Path) -> None:
+    recipe = write_recipe(Path("recipe.toml").absolute())
+    words = ["pretrain", text, "--recipe", recipe, "--device", "cpu"]
+    answer = shell.works(*words, "--estimate")
+    shell.shows(answer, "time         not measured: --estimate speed computes a few steps on this machine")
+    assert "per second on this machine" in shell.works(*words, "--estimate", "speed")
+
+
 @says("add -o MODEL; or --estimate, which writes nothing")
 def test_pretrain_needs_an_output_or_estimates(shell: Shell, text: Path) -> None:
     words = ["pretrain", text, "--recipe", "bert-tiny", "--budget", "3m"]
@@ -2251,7 +2263,7 @@ def test_a_budget_that_teaches_nothing(shell: Shell, text: Path, monkeypatch: py
 
     monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", measured)
     monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e10)
-    words = ["pretrain", text, "-o", "out", "--estimate"]
+    words = ["pretrain", text, "-o", "out", "--estimate=speed"]
     smaller = "; or --recipe {}: a smaller model is then chosen for the time"
     titles = {"bert-base": "BERT-tiny", "albert-base": "ALBERT-tiny", "electra-small": "ELECTRA-tiny"}
     for recipe, title in titles.items():

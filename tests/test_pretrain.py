@@ -26,6 +26,7 @@ import bertworks.checkpoints.training_state
 from bertworks import load
 from bertworks.batching.sampling import Sampler
 from bertworks.checkpoints.model_folder import load_model
+from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import folder_lock, sha256
@@ -935,3 +936,42 @@ def test_residual_matrices_start_smaller():
     for name, p in encoder.named_parameters():
         factor = 4 if name.endswith(("attention.output.weight", "feed_forward.down.weight")) else 1
         torch.testing.assert_close(p * factor, before[name])
+
+
+@pytest.mark.parametrize(("name", "parameters"), [
+    ("bert-base", 110_106_428), ("bert-large", 336_226_108), ("electra-small", 13_549_057), ("gpt2", 124_439_808),
+])  # fmt: skip
+def test_an_estimate_without_a_measurement(
+    name: str, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--estimate` computes no step: of bert-base that took a minute, to print a number of parameters."""
+    text = write_corpus(tmp_path / "text.jsonl")
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", None)
+    for words in (["--estimate"], ["--estimate=sizes"], ["--estimate", "sizes"]):
+        assert main(["pretrain", str(text), "--recipe", name, "--device", "cpu", *words, "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        recipe = load_recipe(name)
+        assert figures["steps"] == recipe.train.num_steps
+        assert figures["tokens"] == recipe.train.num_tokens
+        assert figures["parameters"] == parameters
+        assert [figures[key] for key in ("memory", "seconds", "tokens_per_second")] == [None] * 3
+    assert main(["pretrain", str(text), "--estimate", "--recipe", name, "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert f"steps        {recipe.train.num_steps:,}" in shown
+    assert "--estimate speed computes a few steps" in shown
+
+
+def test_an_estimate_for_a_budget_without_a_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_corpus(tmp_path / "text.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr("bertworks.runs.pretrain.measure_steps", None)
+        assert main(["pretrain", str(text), "--budget", "1m", "--device", "cpu", "--estimate"]) == 0
+    assert "steps        as many as fit into the budget" in capsys.readouterr().out
+    recipe = write_recipe(tmp_path / "recipe.toml")
+    words = ["pretrain", str(text), "--recipe", str(recipe), "--device", "cpu", "--json"]
+    for measured in (["--estimate", "speed"], ["--estimate=speed"]):
+        assert main([*words, *measured]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        assert min(figures["seconds"], figures["tokens_per_second"], figures["memory"]) > 0

@@ -425,3 +425,31 @@ def test_portions_of_several_machines_need_a_folder(memory: Any, capsys: Any, op
 def test_without_urls_fsspec_is_not_imported():
     code = "import sys, bertworks.cli.main, bertworks.io.remote; sys.exit('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(bertworks.__file__).parents[1]).returncode == 0
+
+
+@pytest.mark.parametrize("url", [
+    "s3://user:pass-word@host/data.csv", "s3:/user:pass-word@host/data.csv", "s3://KEY:pass-word/with/slashes@bucket/x",
+    "https://user:pass-word@host/data.csv", "gs://pass-word@bucket", "hf://user:p@ss-word@datasets/x",
+])  # fmt: skip
+def test_a_password_in_a_url_is_refused_and_not_printed(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "Storage", None)  # nothing is requested
+    (tmp_path / "a.txt").write_text("A film.\n")
+    text = str(tmp_path / "a.txt")
+    for words in (
+        ["embed", "minilm", url, "-o", str(tmp_path / "v.npy")], ["embed", "minilm", text, "-o", url],
+        ["vocab", url, "-o", str(tmp_path / "t")], ["finetune", url, "-o", str(tmp_path / "m")],
+        ["pretrain", text, "--init", url, "-o", str(tmp_path / "m")],
+    ):  # fmt: skip
+        assert main(words) == 2
+        shown = capsys.readouterr()
+        assert "a URL with a name or a password" in shown.err
+        assert "word" not in (shown.out + shown.err).replace("a password", "")
+    with pytest.raises(UsageError, match="a URL with a name or a password"):
+        as_path(url)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a@b.txt", "s3://bucket/a:b@c", "hf://datasets/owner/name@main/x.csv"])
+def test_names_with_an_at_sign_are_no_passwords(url: str) -> None:
+    assert url_of(url) == url

@@ -184,7 +184,9 @@ def embed(
         bertworks embed minilm documents.csv -o vectors.npy
         bertworks embed minilm "A text." "Another text." -o vectors.jsonl
     """
-    refuse_existing(output, overwrite)
+    from bertworks.io.portions import refuse_finished  # it imports numpy, which takes long
+
+    refuse_finished(Path(output), overwrite)
     events = bw.embed_file(
         model, file_or_texts(data or (), text_input or ()), output, text=text or [], pooling=pooling,
         normalize=normalize, max_length=max_length, whitening=whitening, learn_from=learn_from,

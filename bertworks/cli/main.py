@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
-        words = _model_first(_set_threads(words))
+        words = _complete_estimate(_model_first(_set_threads(words)))
         console.typed[:] = words + ["--debug"] * debug
         result = make_app()(words)
         if sys.stdout is not None:
@@ -137,6 +137,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _report(error, given)
+
+
+def _complete_estimate(words: list[str]) -> list[str]:
+    """The words with a value for `--estimate`, which is typed with or without one."""
+    values = [*words[1:], ""]
+    return [
+        "--estimate=sizes" if word == "--estimate" and value not in ("sizes", "speed") else word
+        for word, value in zip(words, values)
+    ]
 
 
 def _set_threads(words: list[str]) -> list[str]:
@@ -220,8 +229,9 @@ def _how_to_go_on(words: list[str]) -> str:
     """The message after Ctrl-C or SIGTERM, with the command that goes on where what was done is kept. Without
     --overwrite, with which it would start again."""
     has_output = not {"-o", "--output", "demo"}.isdisjoint(word.partition("=")[0] for word in words)
-    options = (word.partition("=")[0] for word in words if word.startswith("--"))
-    if not has_output or _RESUMED.isdisjoint((*words[:2], *options)) or not {STDIN, "--estimate"}.isdisjoint(words):
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    is_repeatable = STDIN not in words and "--estimate" not in options
+    if not has_output or _RESUMED.isdisjoint((*words[:2], *options)) or not is_repeatable:
         return "interrupted; nothing was saved" if has_output else "interrupted"
     command = " ".join(quoted(word) for word in words if word != "--overwrite")
     return f"interrupted; what was done is saved. The same command goes on:\n  bertworks {command}"

@@ -14,7 +14,6 @@ from bertworks.config import add_overrides
 from bertworks.datasets.values import names_of
 from bertworks.errors import UsageError, expect
 from bertworks.events import Event
-from bertworks.io.atomic_write import refuse_existing
 from bertworks.io.processes import Bulk
 from bertworks.io.tables import ReadOptions, parse_size
 from bertworks.io.text_files import file_or_texts
@@ -48,11 +47,12 @@ def vocab(
         bertworks vocab corpus.txt -o TOKENIZER --size 8000
         bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe --cased
     """
+    from bertworks.io.portions import refuse_finished
     from bertworks.runs.prepare import make_vocabulary, read_text
 
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens)
     memory = parse_size(max_memory, "--max-memory")
-    refuse_existing(output / "tokenizer.json", overwrite)
+    refuse_finished(output, overwrite, "tokenizer.json")
     reader = read_text(inputs, **vars(raw))
     return make_vocabulary(reader, output, config, bulk=bulk, max_memory=memory, workers=bulk.workers)
 
@@ -91,7 +91,7 @@ def pretrain(
     recipe: str | None = None,
     settings: console.Settings = None,
     budget: str | None = None,
-    estimate: console.Flag = False,
+    estimate: Literal["sizes", "speed"] | None = None,
     tokenizer: str | None = None,
     init: str | None = None,
     extend_vocabulary: int | None = None,
@@ -116,7 +116,8 @@ def pretrain(
     Args:
         recipe: A recipe (bert-base), a family (roberta; its size is chosen for the budget), or a .toml file.
         budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
-        estimate: Print parameters, memory, tokens, time and disk space, and do not start.
+        estimate: Print parameters, steps, tokens and disk space, and do not start. --estimate speed: also measure
+            memory and time with a few steps.
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model (domain adaptation): a folder, minilm, or a name on the hub.
         extend_vocabulary: Add this number of words of the text to the vocabulary of the model.
@@ -131,6 +132,7 @@ def pretrain(
     Examples:
         bertworks pretrain corpus.txt -o MODEL --budget 30m
         bertworks pretrain SHARDS --recipe bert-base --estimate
+        bertworks pretrain SHARDS --budget 1h --estimate speed
     """
     request: dict[str, Any] = {
         "overrides": add_overrides(settings or [], {"optimizer.learning_rate": learning_rate}),
@@ -139,7 +141,8 @@ def pretrain(
         "device": device, "precision": None if precision == "auto" else precision, **vars(raw),
     }  # fmt: skip
     if estimate:
-        return (result := bw.estimate(inputs, **request)).as_dict(), str(result)
+        result = bw.estimate(inputs, speed=estimate == "speed", **request)
+        return result.as_dict(), str(result)
     if output is None:
         raise UsageError("pretrain needs an output folder", hint="add -o MODEL; or --estimate, which writes nothing")
     return bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request)
@@ -341,7 +344,9 @@ def predict(
     """
     if as_json and kind is None and output == "-":
         kind = "jsonl"
-    refuse_existing(output, overwrite)
+    from bertworks.io.portions import refuse_finished  # it imports numpy, which takes long
+
+    refuse_finished(Path(output), overwrite)
     events = bw.predict_file(
         bw.task_folder(model, task), file_or_texts(data or (), text_input or ()), output, text=text or [], top_k=top_k,
         probabilities=probabilities, threshold=threshold, kind=kind, guard_formulas=guard_formulas, read=read,

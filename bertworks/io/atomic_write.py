@@ -46,13 +46,28 @@ def url_of(path: object) -> str | None:
     """A URL with both slashes, of which a Path keeps one; None: it is a path, or something else.
 
     Raises:
-        UsageError: a URL that is not read.
+        UsageError: a URL that is not read, or one with a name and a password, which is not printed.
     """
     match = re.match("([a-z][a-z0-9+.-]+):/+(?=[^/])", str(path)) if isinstance(path, str | PathLike) else None
+    if match:
+        _refuse_password(match[1], str(path)[match.end() :])
     if match and match[1] not in SCHEMES:
         hint = f"copy the file to this machine and name that; or a URL with {', '.join(f'{s}://' for s in SCHEMES)}"
         raise UsageError(f"{match[1]}:// is not read or written", where=str(path), hint=hint)
     return f"{match[1]}://{str(path)[match.end() :]}" if match else None
+
+
+def _refuse_password(scheme: str, rest: str) -> None:
+    """Raise UsageError for USER:PASSWORD@HOST in a URL, without the password: messages are logged, and a request with
+    these words would send it to another host. A secret key may have slashes."""
+    before, at, host = rest.rpartition("@")
+    is_name = ":" in before.partition("/")[0] or "/" not in before
+    if at and is_name:
+        hint = (
+            "leave it out, and give the access by the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), "
+        )
+        hint += "GOOGLE_APPLICATION_CREDENTIALS (gs) or HF_TOKEN (hf)"
+        raise UsageError("a URL with a name or a password", where=f"{scheme}://...@{host}", hint=hint)
 
 
 def local_path(path: str | PathLike[str], what: str = "output") -> Path:

@@ -29,6 +29,7 @@ from bertworks.io.atomic_write import (
     fsync,
     hidden_sibling,
     local_path,
+    refuse_existing,
     remove,
     remove_leftovers,
     temporary_sibling,
@@ -41,6 +42,7 @@ from bertworks.io.processes import Bulk, available_cpus, in_processes
 Made = tuple[int, bytes | Iterable[bytes]]
 _TRIES = 3  # to make a portion
 _JOB = "job.json"
+_OUTPUT = "output.json"  # the state of the output before it is written from the portions
 _ENDED = "portion {value[0]} ended its process in each of " + f"{_TRIES} tries" + " ({how})"
 _AGAIN = "run the same command again: portions that are made are kept; fewer --workers need less memory"
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{16})-\d+")
@@ -94,6 +96,7 @@ class Portions:
                 _link(draft, self.folder / _JOB)
             _refuse_other(_read_job(self.folder), self._job, self.folder)
             remove_leftovers(self.folder)
+            remove_leftovers(self.folder.parent, name=self.folder.name)
             try:
                 yield
             except BaseException:
@@ -101,7 +104,13 @@ class Portions:
                     remove(self.folder)
                 raise
             if not self.bulk.part:
-                remove(self.folder)
+                _remove_whole(self.folder)
+
+    def discard(self) -> None:
+        """Delete the portions, where the caller knows that their output is complete: the process that wrote it may have
+        been killed before it deleted them. Those of another job stay."""
+        if not self.bulk.part and (self.folder / _JOB).is_file() and _read_job(self.folder) == self._job:
+            _remove_whole(self.folder)
 
     def make(self, stage: str, inputs: Iterable[Any], compute: Callable[[Any], Made] | None = None) -> Iterator[Event]:
         """Make the portions that do not exist yet. Then `files` has the files of all in order; for a part, none.
@@ -153,6 +162,8 @@ class Portions:
             yield Event("done", text, {"folder": str(self.folder), "part": self.bulk.part, "portions": number + 1})
         else:
             self.files = [found[n] for n in range(number + 1)]
+            if self.output != "-":
+                write_json(self.folder / _OUTPUT, _state(Path(self.output).expanduser()))
 
     def _engine(self) -> Callable[..., Iterator[str]]:
         workers = self.bulk.workers
@@ -162,6 +173,42 @@ class Portions:
         from bertworks.io.ray_engine import in_ray
 
         return partial(in_ray, workers=workers, address=self.bulk.on or "", threads=self._threads, gpus=self._gpus)
+
+
+def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
+    """Check that an output does not exist, or may be replaced. Portions from which it was written are deleted: the
+    process that wrote it may have been killed before it deleted them.
+
+    Args:
+        output: a file or a folder that is written at once, as a whole.
+        file: a file in the folder, which says that there is an output.
+
+    Raises:
+        UsageError: it exists.
+    """
+    target = output.expanduser().absolute()
+    for folder in (target.with_name(f"{target.name}.parts"), hidden_sibling(target, ".portions")):
+        with suppress(OSError, ValueError):  # no such file: nothing was written from these portions
+            before = json.loads((folder / _OUTPUT).read_bytes())
+            if _state(target) not in (None, before):
+                _remove_whole(folder)
+    refuse_existing(output / file if file else output, overwrite)
+
+
+def _state(path: Path) -> list[int] | None:
+    """What differs between a file or a folder and the one that replaces it; None: there is nothing."""
+    if not path.exists():
+        return None
+    state = path.stat()
+    return [state.st_ino, state.st_mtime_ns]
+
+
+def _remove_whole(folder: Path) -> None:
+    """Delete the folder of a job, also if the process is killed meanwhile: it has the name of a leftover by then."""
+    aside = temporary_sibling(folder)
+    with suppress(OSError):  # another process was faster
+        folder.rename(aside)
+    remove(aside)
 
 
 def portion_maker(

@@ -273,19 +273,24 @@ def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 def serve() -> None:
     """The loop of a worker process: reads inputs from standard input and writes results until the input ends. An
-    exception is a result too."""
+    exception is a result too. If the parent was killed, the process ends without a word: no process reads the results."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with the results
     maker, settings = json.loads(sys.argv[1])
     work: Callable[[Any], Any] | None = None
-    with suppress(EOFError):
-        while True:
+    while True:
+        try:
             value = pickle.load(sys.stdin.buffer)
-            try:
-                work = work or resolve_name(maker)(*settings)
-                result = work(value)
-            except Exception as error:
-                error.add_note(f"in a worker process:\n{traceback.format_exc()}")
-                result = error
+        except (EOFError, pickle.UnpicklingError):  # no input, or a part of one
+            return
+        try:
+            work = work or resolve_name(maker)(*settings)
+            result = work(value)
+        except Exception as error:
+            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            result = error
+        try:
             pickle.dump(result, output)
             output.flush()
+        except BrokenPipeError:
+            os._exit(0)  # else Python would try to write the rest once more, and print that it cannot

@@ -19,6 +19,9 @@ from bertworks.errors import BertworksError, UsageError, optional_import
 
 _START = "start it there: ray start --head; set RAY_AUTH_TOKEN to its token; or --on local"
 _SECONDS = 5.0  # for a head to accept a connection
+_BETWEEN_CHECKS = 2.0  # seconds without a result before the head is looked for: Ray itself waits for a minute, and ends
+_LOST = "Ray has ended on this machine, or its head was killed: {}"
+_AFTER_LOSS = "start the cluster again, then the same command: finished portions are kept; or --on local"
 
 
 @cache
@@ -60,7 +63,7 @@ def _connect(ray: Any, address: str) -> None:
         else:  # Without an address Ray would look for the last cluster of this machine, for minutes if that is gone.
             ray.init(None if "RAY_ADDRESS" in os.environ else "local", include_dashboard=False, **options)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        what = f"no Ray head answers: {str(error).strip().splitlines()[0]:.200}"
+        what = f"no Ray head answers: {_first_line(error)}"
         place = os.environ.get("RAY_ADDRESS", address) if address == "ray" else address
         raise UsageError(what, where=place, hint=_START) from error
     with suppress(ValueError):  # in another thread. Ray's own would end the process with another exit code
@@ -89,14 +92,28 @@ def in_ray(
     need = {"num_cpus": threads, "num_gpus": min(gpus, 1)}
     task = ray.remote(max_retries=tries - 1, **need)(call)
     pending: dict[Any, Any] = {}  # references, and the first parts of their values
+    is_client = address.startswith("ray://")  # it cannot see the head; Ray raises ConnectionError where that is lost
+    head = None if is_client else ray.get_runtime_context().gcs_address
+    # Errors of Ray itself, which are not those of a task.
+    lost = False
+    losses = (ray.exceptions.LocalRayletDiedError, ray.exceptions.RaySystemError, ConnectionError)
+
+    def wait_for_result() -> Any:
+        ready: list[Any] = []
+        while not ready:
+            ready, _ = ray.wait(list(pending), num_returns=1, timeout=_BETWEEN_CHECKS)
+            _check_head(head)
+        return ready[0]
 
     def result() -> Any:
-        (reference,), _ = ray.wait(list(pending), num_returns=1)
+        reference = wait_for_result()
         value = pending.pop(reference)
         try:
             result = ray.get(reference)
+        except losses:
+            raise
         except ray.exceptions.RayError as error:
-            how = f"{type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+            how = f"{type(error).__name__}: {_first_line(error)}"
             raise BertworksError(ended.format(value=value, how=how), hint=hint) from error
         if isinstance(result, Exception):
             raise result
@@ -104,6 +121,7 @@ def in_ray(
 
     try:
         for value in inputs:
+            _check_head(head)
             pending[task.remote(maker, json.dumps(settings), value)] = value[:1]
             kind, each = ("GPU", 1) if gpus else ("CPU", threads)
             room = max(1, int(ray.cluster_resources().get(kind, 1) // each))
@@ -111,8 +129,29 @@ def in_ray(
                 yield result()
         while pending:
             yield result()
+    except losses as error:
+        lost = True
+        pending.clear()  # the cluster that would cancel them is lost
+        what = _LOST.format(f"{type(error).__name__}: {_first_line(error)}")
+        raise BertworksError(what, where=head or address, hint=_AFTER_LOSS) from error
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)
-        if mine:
+        if mine and not lost:
             ray.shutdown()
+
+
+def _check_head(head: str | None) -> None:
+    """Raise ConnectionError if the head of a cluster, as "host:port", does not accept connections any more."""
+    if head is None:
+        return
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"{head} does not answer: {error.strerror or error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of the text of an error, of at most 200 characters."""
+    return (str(error).strip() or "no message").split("\n")[0][:200]

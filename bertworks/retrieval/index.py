@@ -359,7 +359,10 @@ def index_file(
     name, prompts = str(model or index.stored_model), DOCUMENT_PROMPTS  # workers open it, too
     job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, name, device, prompts=prompts)
     with ExitStack() as stack:
-        if bulk and not index.manifest.sources.get(source, (0, False))[1]:
+        is_finished = index.manifest.sources.get(source, (0, False))[1]
+        if bulk and is_finished:
+            job.discard()
+        elif bulk:
             stack.enter_context(job.open())
             texts = ([text for _, text in portion if text] for portion in groups(IssueCounter()))
             yield from job.make("index", texts, compute)

@@ -146,11 +146,12 @@ def make_shards(
         return shards, report
 
     with ExitStack() as stack:
-        if bulk and (overwrite or not (output / "manifest.json").exists()):
+        maker, settings = "bertworks.text.file_groups:shard_maker", (tokenizer.sha256, PART_CHARACTERS)
+        job = _job(reader, output, bulk, "prepare", maker, *settings) if bulk else None
+        is_finished = (output / "manifest.json").exists()
+        if job and (overwrite or not is_finished):
             if output.exists():
                 refuse_other_files(output, overwrite)
-            maker, settings = "bertworks.text.file_groups:shard_maker", (tokenizer.sha256, PART_CHARACTERS)
-            job = _job(reader, output, bulk, "prepare", maker, *settings)
             stack.enter_context(job.open())
             tokenizer.save(job.folder / "tokenizer")
             yield from job.make("prepare", groups(reader))
@@ -158,6 +159,8 @@ def make_shards(
                 return
             options["made"] = map(BytesIO, blocks_of(job.files, reader))
         shards, report = yield from in_background("shards", work)
+        if job and is_finished and not overwrite:
+            job.discard()
     yield from (Event("note", text) for text in shards.notes)
     m = shards.manifest
     counts = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}

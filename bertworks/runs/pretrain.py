@@ -59,34 +59,46 @@ CHECKPOINTS = 3  # the last two and the best; each has the parameters and two mo
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a run."""
+    """The cost of a run. What only a measurement tells is None without one."""
 
     title: str
     parameters: int  # of the model
     trained: int  # parameters, with those of a generator
-    memory: int  # bytes of the training process
-    steps: int
-    tokens: int
-    seconds: float
+    memory: int | None  # bytes of the training process
+    steps: int | None  # None: as many as fit into a budget
+    tokens: int | None
+    seconds: float | None
     disk: int  # bytes of the run folder
-    tokens_per_second: float
+    tokens_per_second: float | None
     advice: str | None = None  # where the time is too short to learn anything
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        others = self.trained - self.parameters
-        more = f", and {others:,} of the generator" if others else ""
-        return (
-            f"recipe       {self.title}\n"
-            f"parameters   {self.parameters:,}{more}\n"
-            f"memory       {self.memory / 1e9:.1f} GB\n"
-            f"steps        {self.steps:,}\n"
-            f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)\n"
-            f"time         {duration(self.seconds)} of training\n"
-            f"disk         {self.disk / 1e9:.2f} GB in the run folder" + (f"\n{self.advice}" if self.advice else "")
-        )
+        generator = self.trained - self.parameters
+        more = f", and {generator:,} of the generator" if generator else ""
+        lines = [f"recipe       {self.title}", f"parameters   {self.parameters:,}{more}"]
+        if self.memory is None:
+            state = 16 * self.trained / 1e9  # parameters, gradients and two moments of Adam in float32
+            lines.append(f"memory       {state:.2f} GB for parameters, gradients and optimizer, and that of a batch")
+        else:
+            lines.append(f"memory       {self.memory / 1e9:.1f} GB")
+        if self.steps is None:
+            lines.append("steps        as many as fit into the budget")
+        else:
+            lines.append(f"steps        {self.steps:,}")
+            speed = self.tokens_per_second
+            rate = "" if speed is None else f"  ({speed:,.0f} per second on this machine)"
+            lines.append(f"tokens       {self.tokens:,}{rate}")
+        if self.seconds is None:
+            lines.append("time         not measured: --estimate speed computes a few steps on this machine")
+        else:
+            lines.append(f"time         {duration(self.seconds)} of training")
+        lines.append(f"disk         {self.disk / 1e9:.2f} GB in the run folder")
+        if self.advice:
+            lines.append(self.advice)
+        return "\n".join(lines)
 
 
 def pretrain(
@@ -170,27 +182,38 @@ def _next_command(job: PretrainJob, output: Path) -> str:
     return f'bertworks fill {quoted(output)} "This is the {job.tokenizer.special_tokens["mask_token"]}."'
 
 
-def estimate(inputs: Sequence[str | Path] | Data, *, device: str = "auto", **options: Any) -> Estimate:
-    """The cost of `pretrain` with the same arguments, measured with a few training steps on random tokens."""
+def estimate(
+    inputs: Sequence[str | Path] | Data, *, device: str = "auto", speed: bool = True, **options: Any
+) -> Estimate:
+    """The cost of `pretrain` with the same arguments.
+
+    Args:
+        speed: whether memory and time are measured, with a few training steps on random tokens, which may take minutes.
+            Without, they are None; with a budget the number of steps is, too.
+    """
     request = make_request(inputs, **options)
     where = choose_device(device)
     draft = _draft(request, where, starts=False)
     resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
-    measured = measure_steps(resolved, where)
-    if request.budget:
-        seconds = seconds_of(request.budget) * (1 - RESERVE)
-        resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(request.overrides))
+    measured = measure_steps(resolved, where) if speed else None
+    if measured and request.budget:
+        budget = seconds_of(request.budget) * (1 - RESERVE)
+        resolved = fit_steps(resolved, budget, measured.step_seconds, parse_overrides(request.overrides))
     train, parameters = resolved.train, _num_parameters(resolved)
     generator = num_trained(resolved) - resolved.encoder.num_parameters(*heads_of(resolved.weights))
     trained = parameters + generator
-    seconds = sum(phase.num_steps * cost for phase, cost in zip(train.phases, measured.step_seconds, strict=True))
     ids = 0 if request.is_shards else draft.tokens
     disk = 4 * trained * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
-    steps, tokens = train.num_steps, train.num_tokens
+    if measured is None:
+        steps, tokens = (None, None) if request.budget else (train.num_steps, train.num_tokens)
+        return Estimate(resolved.title, parameters, trained, None, steps, tokens, None, disk, None)
+    seconds = sum(phase.num_steps * cost for phase, cost in zip(train.phases, measured.step_seconds, strict=True))
     advice = _advice(resolved, request, measured.step_seconds)
+    tokens = train.num_tokens
     return Estimate(
-        resolved.title, parameters, trained, measured.memory, steps, tokens, seconds, disk, tokens / seconds, advice
-    )
+        resolved.title, parameters, trained, measured.memory, train.num_steps, tokens, seconds, disk, tokens / seconds,
+        advice,
+    )  # fmt: skip
 
 
 class _Draft(NamedTuple):
