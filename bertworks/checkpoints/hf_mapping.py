@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from bertworks.checkpoints.families.family import FAMILIES, Family
+from bertworks.checkpoints.families.family import FAMILIES, REQUIRED, Family
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, require, some_names
 from bertworks.models.config import BERT, LIMITS, EncoderConfig, Head
@@ -123,6 +123,39 @@ def from_huggingface(
             _check_shape(name, piece, parameter.shape, where)
         ours[parameter.ours] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return ours
+
+
+def check_output_layer(
+    settings: Mapping[str, Any],
+    names: Collection[str],
+    config: EncoderConfig,
+    where: str | None = None,
+    *,
+    predicts_tokens: bool = False,
+) -> None:
+    """Raises BertworksError if config.json says that the output layer over the vocabulary is not the embedding matrix,
+    and the file has no such layer: transformers would draw one at random.
+
+    Args:
+        settings: the content of config.json.
+        names: of the tensors in the file.
+        predicts_tokens: whether the layer is needed, also of a file whose class does not have it.
+    """
+    is_tied = settings.get("tie_word_embeddings", True)
+    require(type(is_tied) is bool, f"tie_word_embeddings is {is_tied!r:.60}: expected true or false", where, _CORRECT)
+    family = FAMILIES[config.family]
+    bare = {name.removeprefix(family.prefix) for name in names}
+    layers = [copy for copy, original in family.tied.items() if original.endswith(".weight")]
+    if is_tied or not layers or not bare.isdisjoint(layers):
+        return
+    if config.lm_head == "plain":  # without parameters of its own: the class says whether it is there
+        classes = settings.get("architectures") or list(family.pretraining.values())
+        has_head = any(name in family.pretraining.values() for name in classes)
+    else:
+        has_head = "lm_head" in components_in_file(names, config)
+    what = f"tie_word_embeddings is false, but there is no {layers[0]}: the output layer is missing"
+    hint = "get the whole model; or set it to true in config.json, if the output layer is the embedding matrix"
+    require(not (has_head or predicts_tokens), what, where, hint)
 
 
 def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]:
@@ -289,7 +322,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         hint = 'choose a folder with such a "model_type" in its config.json (for files of Google add "bert")'
         raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
     family = FAMILIES[name]
-    for name, value in {**family.required, **dict.fromkeys(family.required_null)}.items():
+    for name, value in {**REQUIRED, **family.required, **dict.fromkeys(family.required_null)}.items():
         supported = "null" if value is None else repr(value)
         what = f"{name} is {settings.get(name)!r:.60}: only {supported} is supported for {family.default.family}"
         require(settings.get(name, value) == value, what, where)

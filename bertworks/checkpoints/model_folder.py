@@ -215,6 +215,7 @@ def load_state(folder: Path, config: EncoderConfig) -> dict[str, Tensor]:
         BertworksError: files missing, damaged or hostile; weights that do not fit the configuration.
     """
     weights, where = read_weights(folder), str(folder / WEIGHTS)
+    hf_mapping.check_output_layer(read_json(folder / "config.json"), weights, config, str(folder / "config.json"))
     state = {name: value.float() for name, value in hf_mapping.from_huggingface(weights, config, where=where).items()}
     refuse_non_finite(state, where)
     return state

@@ -19,6 +19,7 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.generation_config import read_generation_config
+from bertworks.checkpoints.hf_mapping import check_output_layer
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.storage import read_json
 from bertworks.errors import quoted, require
@@ -73,6 +74,8 @@ class CausalModel:
         mask = self.tokenizer.special_tokens.get("mask_token", "a mask")
         hint = f'bertworks fill {quoted(source.folder)} "a text with {mask}"'
         require(self.config.direction == "left_to_right", what, self.where, hint)
+        path = str(source.within / "config.json")
+        check_output_layer(source.settings, source.weights, self.config, path, predicts_tokens=True)
         network = source.network(partial(PretrainingModel, objectives={"causal_lm": 1.0}))
         assert network.lm_head is not None
         self.precision = precision_for(network.encoder, precision)

@@ -231,17 +231,27 @@ def _from_vocabulary(
         cased = count_cased(tokens)
         lowercase = cased <= len(tokens) // 1000
         keeps_accents = lowercase and any(unicodedata.normalize("NFD", token) != token for token in tokens)
-        normalizer |= {"lowercase": lowercase, "strip_accents": False if keeps_accents else None}
-        change = ("lower-cased" if lowercase else "left as it is") + ", accents kept" * keeps_accents
+        if "strip_accents" in normalizer:  # the folder says so
+            keeps_accents = False
+        else:
+            normalizer["strip_accents"] = False if keeps_accents else None
+        normalizer["lowercase"] = lowercase
+        change = ("lower-cased" if lowercase else "left as it is") + (", accents kept" if keeps_accents else "")
         capitals = f"{cased} of {len(tokens)} tokens have capitals"
         notes.append(f"casing inferred from the vocabulary: {capitals}, so text is {change}")
     model = pipeline.word_piece_model(tokens, special_tokens["unk_token"])
     return pipeline.bert_pipeline(model, special_tokens, **normalizer)
 
 
-def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool]:
-    """What a tokenizer_config.json says of the BertNormalizer."""
-    return {name: config[key] for key, name in NORMALIZER_SETTINGS.items() if isinstance(config.get(key), bool)}
+def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
+    """What a tokenizer_config.json says of the BertNormalizer. A null is a value of strip_accents: accents are then
+    removed where text is lower-cased."""
+    settings: dict[str, bool | None] = {}
+    for key, name in NORMALIZER_SETTINGS.items():
+        value = config.get(key)
+        if isinstance(value, bool) or (value is None and key in config and key == "strip_accents"):
+            settings[name] = value
+    return settings
 
 
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
@@ -255,7 +265,7 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
     changed = [key for key, name in NORMALIZER_SETTINGS.items() if new.get(name) != old.get(name)]
     if not changed:
         return serialized
-    changes = ", ".join(f"{key} {str(config[key]).lower()}" for key in changed)
+    changes = ", ".join(f"{key} {json.dumps(config[key])}" for key in changed)
     notes.append(f"tokenizer_config.json has {changes}, unlike tokenizer.json: it is used, as in transformers")
     return json.dumps(content, ensure_ascii=False)
 

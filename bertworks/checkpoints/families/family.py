@@ -111,5 +111,6 @@ def _read_family(name: str) -> Family:
     return Family(**values)
 
 
+REQUIRED: Mapping[str, Any] = packaged_table(__file__, "other_fields.toml")["required"]  # settings of every family
 _NAMES = ("bert", "roberta", "distilbert", "albert", "electra", "openai-gpt", "gpt2", "xlm")
 FAMILIES = {name: _read_family(name) for name in _NAMES}
