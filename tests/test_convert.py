@@ -170,7 +170,7 @@ def test_a_folder_of_theirs_comes_through_with_the_same_numbers(kind, folder, tm
     assert by_class.config.id2label == original.config.id2label
     assert by_class.config.problem_type == original.config.problem_type
     assert sorted(contents(tmp_path / "ours")) == sorted(
-        ["README.md", "config.json", "model.safetensors", *TOKENIZER_FILES]
+        ["README.md", "config.json", "model.safetensors", "weights.json", *TOKENIZER_FILES]
     )
     # And back: what they save of it is read again, and gives the same clean folder.
     by_class.save_pretrained(tmp_path / "again")
@@ -293,8 +293,7 @@ def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
 
     task = TaskConfig(task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",))
     state = TaskModel(config, MultiLabel(outputs=2)).state_dict()
-    save_model(tmp_path / "a", state, config, tokenizer, card="mine", head=task_settings(task))
-    task.save(tmp_path / "a")
+    save_model(tmp_path / "a", state, config, tokenizer, card="mine", head=task_settings(task), task=task)
     list(convert(tmp_path / "a", tmp_path / "b"))
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
     assert ModelFolder(tmp_path / "b").task_config == task

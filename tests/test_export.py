@@ -489,3 +489,18 @@ def test_the_command(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main([*command, str(tmp_path / "again")]) == 0
     assert "holds this export already" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "again"), "--int8"]) == 2
+
+
+@pytest.mark.parametrize("dynamic", [(), ("batch",), ("length",)])
+def test_a_file_of_a_fixed_size_is_refused_in_these_words(dynamic: tuple[str, ...], exported: Path, tmp_path: Path):
+    made = onnx.load(str(exported / "model.onnx"))
+    for value in made.graph.input:
+        for dimension, (name, size) in zip(value.type.tensor_type.shape.dim, {"batch": 1, "length": 8}.items()):
+            if name not in dynamic:
+                dimension.dim_value = size
+    folder = copied(exported, tmp_path / "fixed", model_onnx=made.SerializeToString())
+    sizes = [name if name in dynamic else size for name, size in {"batch": 1, "length": 8}.items()]
+    with pytest.raises(BertworksError) as raised:
+        Predictor(folder)
+    assert raised.value.what == f"the ONNX file takes texts of one fixed size only: {sizes[0]} x {sizes[1]} tokens"
+    assert raised.value.hint == "export it again with dynamic axes for the batch and the length"

@@ -69,6 +69,7 @@ NOT_TYPED = {  # why a template is not tested here
     "pip install --no-deps --force-reinstall {}": NETWORK,
     "pip install --no-deps {}; or {}": NETWORK,
     "if you trust it, name it: {} --model {}": "test_index: the model that a stranger's index names",
+    "bertworks convert {} -o ANOTHER-FOLDER --accept-changes": "test_weights_record: what transformers saved",
     "bertworks search {} QUERY": "test_index: the model that a stranger's index names",
     "agree on the model's page, then `hf auth login`": NETWORK,
     "check the spelling; of a private model, `hf auth login`": NETWORK,

@@ -654,3 +654,46 @@ def test_recipes_that_take_too_much(kind: str, tmp_path: Path):
 
 if __name__ == "__main__":
     main(sys.argv[1:2] or list(CASES), sys.argv[2:])
+
+
+LFS_POINTER = """version https://git-lfs.github.com/spec/v1
+oid sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db
+size 90868376
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("model", "model.safetensors"), ("model", "tokenizer.json"), ("model", "config.json"), ("model", "vocab.txt"),
+        ("task", "task.json"), ("exported", "model.onnx"), ("index", "index.json"),
+        ("index", "segment-000001.safetensors"),
+    ],
+)  # fmt: skip
+def test_a_pointer_of_git_lfs_is_called_so(kind: str, name: str, tmp_path: Path):
+    from bertworks.errors import BertworksError
+
+    folder, use = good_folder(kind, tmp_path / "it")
+    if name == "vocab.txt":
+        (folder / "tokenizer.json").unlink()
+    path = folder / name
+    assert path.exists()
+    path.write_text(LFS_POINTER)
+    with pytest.raises(BertworksError) as raised:
+        use(folder)
+    assert raised.value.what.startswith("this is not the file itself but a pointer of Git LFS")
+    assert raised.value.where == str(path)
+    assert "git lfs pull" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize("name", ["d.csv", "d.parquet", "d.jsonl", "d.txt.gz"])
+def test_data_that_are_a_pointer_of_git_lfs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from bertworks.cli.main import main
+    from bertworks.datasets.reader import RowReader
+    from bertworks.errors import BertworksError
+
+    (tmp_path / name).write_text(LFS_POINTER)
+    with pytest.raises(BertworksError, match="a pointer of Git LFS"):
+        list(RowReader(tmp_path / name))
+    assert main(["vocab", str(tmp_path / name), "-o", str(tmp_path / "v")]) == 1
+    assert "a pointer of Git LFS" in capsys.readouterr().err

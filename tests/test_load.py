@@ -15,13 +15,12 @@ from fine import storages, tokenizer
 from test_export import write_encoder, write_head
 
 import bertworks as bw
-from bertworks.checkpoints.model_folder import load_model, load_state
+from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import Embedder
 from bertworks.inference.engine import LazyModel
 from bertworks.interop.load import LoadedModel
-from bertworks.models.config import EncoderConfig
 
 TEXT, BLANK = "Anna lives in Oslo", "the [MASK] was good"
 CALLS: dict[str, Callable[[LoadedModel], object]] = {
@@ -85,11 +84,13 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_needed(
     size = sum(tensor.nbytes for tensor in load_model(folders[kind]).state.values())
     reads, before = [], storages()
 
-    def counted(folder: Path, config: EncoderConfig) -> object:
-        reads.append(folder)
-        return load_state(folder, config)
+    load_state = ModelFolder.load_state
 
-    monkeypatch.setattr("bertworks.checkpoints.model_folder.load_state", counted)
+    def counted(folder: ModelFolder) -> object:
+        reads.append(folder)
+        return load_state(folder)
+
+    monkeypatch.setattr(ModelFolder, "load_state", counted)
     monkeypatch.setattr(
         "bertworks.models.packed_linear._prefer_mkl", lambda: True
     )  # else there are packed ones as well

@@ -32,7 +32,7 @@ CONFIG = EncoderConfig(
 )
 FILES = [
     "README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
-    "tokenizer_config.json", "vocab.txt",
+    "tokenizer_config.json", "vocab.txt", "weights.json",
 ]  # fmt: skip
 
 
@@ -104,6 +104,7 @@ def test_weights_in_half_precision_are_saved_and_loaded_in_float32(folder, state
     save_model(tmp_path / "half", half, CONFIG, tokenizer, card="")
     assert {value.dtype for value in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.float32}
     save_file({n: v.half() for n, v in load_file(folder / "model.safetensors").items()}, folder / "model.safetensors")
+    (folder / "weights.json").unlink()  # other programs have no such file
     loaded = load_model(folder).state
     assert all(torch.equal(loaded[name], value.half().float()) for name, value in state.items())
 
@@ -167,6 +168,7 @@ def shard(folder):
 
 def test_weights_in_several_files_are_read(folder, state):
     shard(folder)
+    (folder / "weights.json").unlink()
     assert same(load_model(folder).state, state)
 
 
@@ -185,6 +187,7 @@ def test_an_index_cannot_lead_out_of_its_folder(folder, file):
 @pytest.mark.parametrize("content", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}])
 def test_an_index_that_is_none_is_refused(folder, content):
     shard(folder)
+    (folder / "weights.json").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
     with pytest.raises(BertworksError, match=r"weight_map|incomplete"):
         load_model(folder)
@@ -238,6 +241,7 @@ def test_numbers_that_are_none_are_refused(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["bert.pooler.dense.weight"][3, 3] = torch.inf
     save_file(tensors, folder / "model.safetensors")
+    (folder / "weights.json").unlink()
     with pytest.raises(BertworksError, match=r"NaN or infinite numbers in pooler\.dense\.weight"):
         load_model(folder)
 

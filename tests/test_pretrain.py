@@ -103,7 +103,7 @@ def test_it_is_a_model_folder_and_a_report(shards: Path, tmp_path: Path):
     assert there == {
         "run.json", "recipe.toml", "metrics.jsonl", "report.html", "README.md", "checkpoints", "plans", ".lock",
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-        "vocab.txt",
+        "vocab.txt", "weights.json",
     }  # fmt: skip
     assert not leftovers(tmp_path / "a")
     model = load_model(tmp_path / "a", needs={"encoder", "lm_head", "pooler", "next_sentence"})

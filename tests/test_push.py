@@ -13,7 +13,7 @@ from bertworks.interop.push import push
 
 SENT = [
     "README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
-    "tokenizer_config.json", "vocab.txt",
+    "tokenizer_config.json", "vocab.txt", "weights.json",
 ]  # fmt: skip
 CARD = "---\nlicense: mit\nlanguage: en\nlibrary_name: transformers\n---\n\n# A model\n\nText é.\n"
 

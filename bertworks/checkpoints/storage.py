@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertworks.errors import BertworksError, check, explain_os_errors, require, some_names
-from bertworks.io.atomic_write import parse_json, read_small, replacing, utf8_path, write_json
+from bertworks.io.atomic_write import (
+    LFS_POINTER,
+    parse_json,
+    read_small,
+    refuse_lfs_pointer,
+    replacing,
+    utf8_path,
+    write_json,
+)
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _LARGEST_JSON = 1 << 23
@@ -70,7 +78,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with explain_os_errors("cannot be read", path):
             check(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")  # a pipe would be waited for
             with path.open("rb") as file, utf8_path(path) as name:
-                header = int.from_bytes(file.read(8), "little")
+                refuse_lfs_pointer(start := file.read(len(LFS_POINTER)), path)
+                header = int.from_bytes(start[:8], "little")
                 check(header <= _LARGEST_HEADER, "no header of a sensible length")
                 with safe_open(name, framework="pt") as opened:
                     return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
@@ -98,16 +107,24 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return content
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a safetensors file as transformers does, atomically."""
+def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[Path] = ()) -> str:
+    """Write a safetensors file as transformers does, atomically, and return the sha256 of its bytes.
+
+    Args:
+        outdated: files that are about the former weights: deleted just before these replace them.
+    """
     with replacing(path) as temporary:
-        write_tensors(temporary, tensors, {"format": "pt"})
+        digest = write_tensors(temporary, tensors, {"format": "pt"})
+        for file in outdated:
+            file.unlink(missing_ok=True)
+    return digest
 
 
-def write_sharded(index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path) -> None:
+def write_sharded(index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path) -> list[Path]:
     """Writes weights as two files: the body, tensors with one of the prefixes, and the others. The body is written next
     to the index `shared`; elsewhere it is a hard link to that file, or a copy where the disk has no links. The index
-    comes last, and is away meanwhile: a folder never has the body of one step and the head of another."""
+    comes last, and is away meanwhile: a folder never has the body of one step and the head of another. Returns the
+    paths of both files."""
     folder, (body, head) = index.parent, (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
     index.unlink(missing_ok=True)
     if index == shared:
@@ -124,3 +141,4 @@ def write_sharded(index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[st
     size = sum((folder / file).stat().st_size for file in (body, head))
     files = {name: body if name in names else head for name in sorted({*tensors, *names})}
     write_json(index, {"metadata": {"total_size": size}, "weight_map": files})
+    return [folder / body, folder / head]

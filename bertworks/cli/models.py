@@ -117,19 +117,26 @@ def import_(
 
 
 def convert(
-    model: str, /, *, output: console.Output, language: str = "", task: console.JointTask = None
+    model: str,
+    /,
+    *,
+    output: console.Output,
+    language: str = "",
+    task: console.JointTask = None,
+    accept_changes: console.Flag = False,
 ) -> Iterable[Event]:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
     Args:
         model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
         language: Language of all texts that the new folder will read, of a model with several, as en.
+        accept_changes: Accept weights that another program has written into a folder of bertworks.
 
     Examples:
         bertworks convert OLD-MODEL -o MODEL
         bertworks convert bert-base-cased -o MODEL
     """
-    return bw.convert(bw.task_folder(model, task), output, language=language)
+    return bw.convert(bw.task_folder(model, task), output, language=language, accept_changes=accept_changes)
 
 
 def push(

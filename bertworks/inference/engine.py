@@ -22,9 +22,9 @@ from bertworks.batching.masking import Example
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.errors import BertworksError, UsageError, expect, one_line, optional_import, require
+from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, one_line, optional_import, require
 from bertworks.inference.decoding import Logits
-from bertworks.io.atomic_write import utf8_path
+from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, utf8_path
 from bertworks.io.binary_files import read_protobuf
 from bertworks.io.remote import as_path
 from bertworks.models import packed_linear
@@ -69,6 +69,8 @@ class OnnxModel(nn.Module):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # see `cli.main`
         options.enable_mem_pattern = False  # it would store a plan for every shape
         options.log_severity_level = 4
+        with explain_os_errors("cannot be read", path), path.open("rb") as file:
+            refuse_lfs_pointer(file.read(len(LFS_POINTER)), path)
         _refuse_subgraphs(path)
         try:
             with utf8_path(path) as name:
@@ -81,6 +83,10 @@ class OnnxModel(nn.Module):
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
             what = f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
             raise BertworksError(what, where=str(path))
+        fixed = [size for value in inputs for size in value.shape if isinstance(size, int)]
+        what = f"the ONNX file takes texts of one fixed size only: {' x '.join(map(str, inputs[0].shape))} tokens"
+        hint = "export it again with dynamic axes for the batch and the length"
+        require(not fixed, what, path, hint)
         self.where, self.shape = str(path), outputs[0].shape
         has_choices, is_span = len(inputs[0].shape) == 3, len(outputs) == 2
         self.each = "choice" if has_choices else "token" if is_span or len(self.shape) == 3 else "text"
@@ -186,7 +192,7 @@ class LazyModel(model_folder.ModelFolder):
     def state(self) -> dict[str, Tensor]:
         """The parameters under our names, float32, on the device. They are copies: the file may change. Matrices are
         stored by columns: a CPU then multiplies few rows in two thirds of the time."""
-        device, state = choose_device(self.device), model_folder.load_state(self.within, self.config)
+        device, state = choose_device(self.device), self.load_state()
 
         def copied(name: str, tensor: Tensor) -> Tensor:
             if tensor.ndim != 2 or ".embeddings." in name:
@@ -225,7 +231,9 @@ class LazyModel(model_folder.ModelFolder):
         """
         fits = not self.device.startswith("cuda") and precision in ("auto", "fp32")
         expect(fits, "an exported model is computed on the CPU, in the precision of its file", where=self.within)
-        return OnnxModel(self.within / model_folder.EXPORTED, **options)
+        model = OnnxModel(model_folder.weight_files(self.within)[0], **options)
+        self.check_unchanged()
+        return model
 
 
 def open_model(model: str | Path | LazyModel, device: str) -> LazyModel:

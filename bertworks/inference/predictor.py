@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
+from bertworks.checkpoints.model_folder import onnx_file
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
@@ -290,10 +291,13 @@ class Predictor:
 
 def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -> None:
     """Copy files of a model folder. names: within it; None: all that are not in a subfolder, and that the target
-    lacks."""
+    lacks; and the ONNX file, wherever it is."""
     if names is None:
         present = (path.name for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith("."))
         names = [name for name in present if not (target / name).exists()]
+        exported = onnx_file(source)
+        if exported is not None and exported.parent != source:
+            names.append(exported.relative_to(source).as_posix())
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)

@@ -48,7 +48,9 @@ class _Source:
     sentence: SentenceTransformerSettings | None = None
 
 
-def convert(source: str | Path, output: str | Path, *, language: str = "") -> Iterator[Event]:
+def convert(
+    source: str | Path, output: str | Path, *, language: str = "", accept_changes: bool = False
+) -> Iterator[Event]:
     """Write a model as a clean folder: config.json, model.safetensors (float32), tokenizer files, README.md.
 
     The same source gives the same bytes (except the name in a new model card). A converted folder converts to itself.
@@ -58,9 +60,11 @@ def convert(source: str | Path, output: str | Path, *, language: str = "") -> It
         source: a model folder, a name as for `fill`, or a TensorFlow checkpoint: bert_model.ckpt, or its folder.
         output: a folder that does not exist, or is empty.
         language: of all texts that the new folder will read, of a model with several.
+        accept_changes: accept weights and a task that are not those that bertworks wrote into the source.
 
     Raises:
-        BertworksError: the source cannot be read, is not a BERT, or has unknown content.
+        BertworksError: the source cannot be read, is not a BERT, or has unknown content; it has changed since
+            bertworks wrote it.
         UsageError: the output folder is not empty.
     """
     # A folder with a config.json is a model folder, whatever else it holds.
@@ -71,7 +75,8 @@ def convert(source: str | Path, output: str | Path, *, language: str = "") -> It
         return
     refuse_not_empty(local_path(output))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
-    yield from _write(name, Path(output), _read_folder(ModelFolder(resolve_model(source), language)))
+    folder = ModelFolder(resolve_model(source), language, accepts_changes=accept_changes)
+    yield from _write(name, Path(output), _read_folder(folder))
 
 
 def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any) -> Iterator[Event]:
@@ -120,9 +125,7 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
         model.tokenizer.model_max_length = longest
     with replacing_folder(output) as temporary:
         card = _card(output.resolve().name, name, model, source.head, notes)
-        save_model(temporary, model.state, model.config, model.tokenizer, card=card, head=source.head)
-        if source.task is not None:
-            source.task.save(temporary)
+        save_model(temporary, model.state, model.config, model.tokenizer, card=card, head=source.head, task=source.task)
         if source.sentence is not None:
             source.sentence.save(temporary, model.config.hidden_size)
         copy_files(source.folder, temporary, source.files)
@@ -191,7 +194,7 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     names = ", ".join(sorted(parts & _HEADS))
     if not names:
         return {"architectures": [hf_mapping.architecture_of(state, source.config)]}, None
-    has_task_file = (folder / TASK_FILE).exists()
+    has_task_file = source.has_task_file
     what = f"these weights have a head ({names}), but config.json does not name its class"
     hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
     require(has_task_file or settings.get("architectures"), what, folder, hint)

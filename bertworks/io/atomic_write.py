@@ -5,7 +5,7 @@
 - `remove_leftovers`: temporary files of killed processes
 - `folder_lock`: one writer at a time
 - `refuse_unwritable`, `refuse_file`, `refuse_not_empty`, `refuse_nested`: checks of output paths before the work begins
-- `read_small`, `parse_json`: limits for small files from untrusted sources
+- `read_small`, `parse_json`, `refuse_lfs_pointer`: limits for files from untrusted sources
 """
 
 import ctypes
@@ -31,6 +31,7 @@ from bertworks.errors import BertworksError, UsageError, expect, explain_os_erro
 from bertworks.io.processes import read_system_file
 
 SCHEMES = ("s3", "gs", "hf", "memory")  # of URLs that are read; all but hf:// are written, too
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the first bytes of such a file
 _COUNTER = itertools.count()
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
@@ -94,8 +95,21 @@ def read_small(path: Path, limit: int) -> bytes:
         require(stat.S_ISREG(path.stat().st_mode), "this is not a file, but a folder, a pipe or a device", path, hint)
         with path.open("rb") as file:
             content = file.read(limit + 1)
+    refuse_lfs_pointer(content, path)
     require(len(content) <= limit, f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", path, hint)
     return content
+
+
+def refuse_lfs_pointer(start: bytes, where: object) -> None:
+    """Raise BertworksError for a pointer of Git LFS: the three lines that stand for a large file in a repository.
+
+    Args:
+        start: the first bytes of the file, at least `LFS_POINTER`.
+        where: the file, for the message.
+    """
+    what = "this is not the file itself but a pointer of Git LFS: the repository was cloned without git-lfs"
+    hint = "install git-lfs, then type `git lfs pull` in the cloned folder; or download the file from its web page"
+    require(not start.startswith(LFS_POINTER), what, where, hint)
 
 
 def parse_json(

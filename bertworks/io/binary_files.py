@@ -22,7 +22,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from bertworks.errors import check, require
-from bertworks.io.atomic_write import replacing
+from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, replacing
 
 _T = TypeVar("_T")
 Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
@@ -109,6 +109,9 @@ class CheckedFile:
 
     def __init__(self, path: Path, sums: str, hint: str):
         self.path, self._sums, self._hint = path, sums, hint
+        if path.is_file():
+            with path.open("rb") as file:
+                refuse_lfs_pointer(file.read(len(LFS_POINTER)), path)
         size = path.stat().st_size if path.is_file() else 0
         blocks = -(-size // _BLOCK)
         fits = size > 0 and len(sums) == 8 * blocks

@@ -29,6 +29,7 @@ from pkgutil import resolve_name
 from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, quoted
+from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer
 from bertworks.io.remote import as_path
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
@@ -252,7 +253,8 @@ def open_lines(
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
     with explain_os_errors("cannot be read", name, "make it readable, or leave it out"), path.open("rb") as file:
-        start = file.read(6)
+        start = file.read(len(LFS_POINTER))
+        refuse_lfs_pointer(start, name)
         openers = (opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first))
         stream: Any = next(openers, partial(Path.open, mode="rb"))(path)
     with stream:

@@ -394,8 +394,9 @@ class FinetuneJob:
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
         head, card = task_settings(self.description, m.config), self.card(folder, facts["evaluation"])
         # Its dropout is not that of the recipe.
-        save_model(folder, state, m.config, m.tokenizer, card=card, head=head, shared=self.shared)
-        self.description.save(folder)
+        save_model(
+            folder, state, m.config, m.tokenizer, card=card, head=head, task=self.description, shared=self.shared
+        )
         self._saved = self._last if facts["evaluated"] == facts["step"] else None
 
     def report(self, folder: Path) -> Path:

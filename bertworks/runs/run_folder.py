@@ -21,6 +21,7 @@ import torch
 
 import bertworks
 from bertworks.checkpoints.resolve import TASKS
+from bertworks.checkpoints.weights_record import RECORD_FILE
 from bertworks.errors import UsageError, expect, explain_os_errors
 from bertworks.io.atomic_write import folder_lock, url_of, write_json, write_text
 from bertworks.io.remote import as_path
@@ -30,7 +31,7 @@ from bertworks.training.objectives import OBJECTIVES, Measure
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
-    *TOKENIZER_FILES,
+    *TOKENIZER_FILES, RECORD_FILE,
     "schedule.jsonl", "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
     "figures.jsonl", "table.json", "table.md",
 )  # fmt: skip

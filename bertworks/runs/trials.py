@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.weights_record import record_files
 from bertworks.config import parse_overrides
 from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event, forward_events
@@ -123,6 +124,8 @@ def _run_trials(
         write_json(output / "trials.json", {"trials": done, "settings": settings})
     best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
     best = max((result for result in done if result["setting"] == best_setting), key=lambda result: result["score"])
+    for outdated in record_files(output):  # of the model that was the best before
+        outdated.unlink(missing_ok=True)
     for name in FILES:
         if name not in NOT_COPIED and (output / best["folder"] / name).exists():
             with replacing(output / name) as temporary:
