@@ -46,11 +46,11 @@ class Client:
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         named = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body)), **headers}
         self.headers = [(name.encode(), value.encode()) for name, value in named.items() if value]
-        self.address = address
+        self.address, self.extensions = address, dict[str, Any]()
 
     def start(self, path: str = "/predict") -> "Client":
         scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-        scope |= {"headers": self.headers, "client": (self.address, 1)}
+        scope |= {"headers": self.headers, "client": (self.address, 1), **self.extensions}
         self.task = asyncio.create_task(self.local.application(scope, self.receive, self.send))
         return self
 
@@ -164,7 +164,10 @@ def test_slow_bodies_of_one_client_hold_no_slot_that_another_needs(model: Path):
         for client in slow[:-1]:
             client.give()
             assert await client.status() == 200
-        assert (len(local.application._admission.places), local.application._admission._free) == (0, 16_000_000)
+        assert (len(local.application._admission.places), local.application._admission._free) == (
+            0,
+            Limits().total_bytes,
+        )
 
     with Local(model, limits=Limits(requests=4)) as local:
         asyncio.run(go(local))
@@ -639,7 +642,7 @@ def test_a_request_may_lose_its_place_before_its_task_begins(model: Path):
         found = [await comes(wire, 1) for _, wire in (first, second, other)]
         assert found == [[200], [429], [200]]
         await until(lambda: not local.application._admission.places)
-        assert local.application._admission._free == 16_000_000
+        assert local.application._admission._free == Limits().total_bytes
 
     with Local(model, limits=Limits(requests=2)) as local:
         asyncio.run(go(local))

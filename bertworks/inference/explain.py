@@ -46,6 +46,10 @@ Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
 
 
+class UnwantedError(Exception):
+    """An explanation was ended before it was complete."""
+
+
 @dataclass(frozen=True)
 class Explanation:
     """A prediction of a model for a text, or a pair: n tokens in w words, including `[CLS]` and `[SEP]`.
@@ -184,7 +188,7 @@ class _Prediction(NamedTuple):
 
 def explain(
     model: str | Path | LazyModel, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask",
-    device: str = "auto",
+    device: str = "auto", is_wanted: Callable[[], bool] = lambda: True,
 ) -> Explanation:  # fmt: skip
     """Explain a prediction: integrated gradients and occlusion of the words, attention of every head, similarity of
     the tokens after every layer, and who reads whom.
@@ -199,8 +203,10 @@ def explain(
         target: what to explain instead of the prediction: a label; a word, for tags and replaced words; another token
             for [MASK].
         baseline: the token that stands for "no information": [MASK], or [PAD].
+        is_wanted: called before each batch of copies of the text; the computation ends when it is false.
 
     Raises:
+        UnwantedError: the explanation is not wanted any more.
         UsageError: the model cannot read the texts, or does not have the target.
         BertworksError: no such model.
     """
@@ -220,6 +226,8 @@ def explain(
     if value is not None and logits is not None:
 
         def output(examples: Sequence[Example]) -> Tensor:
+            if not is_wanted():
+                raise UnwantedError("this explanation is not wanted any more")
             x = logits(collate(examples).to(embedding.weight.device)).float()
             return value(x.view(len(examples), -1, x.shape[-1]))
 

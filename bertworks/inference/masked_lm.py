@@ -28,8 +28,9 @@ from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
 
 
-class Filling(TypedDict):
-    """One predicted token, with the fields of Hugging Face's fill-mask pipeline, and `text`."""
+class Filling(TypedDict, total=False):
+    """One predicted token, with the fields of Hugging Face's fill-mask pipeline, and `text`. The answers of a server
+    leave `sequence` or `text` out where they would repeat a long text for every token."""
 
     score: float  # probability
     token: int
@@ -126,20 +127,37 @@ class Filler:
 
     def fillings(self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int) -> list[list[Filling]]:
         """The k most probable tokens of each mask, as text. top_tokens: see the method."""
-        t = self.tokenizer
-        results = []
-        for position, (scores, tokens) in zip(masked.masks.tolist(), top_tokens.tolist(), strict=True):
-            begin, end = masked.offsets[position].tolist()
-            mask, ids, fillings = masked.text[begin:end], masked.ids.tolist(), []  # a space may belong to the mask
-            for score, token in zip(scores[:k], map(int, tokens[:k]), strict=True):
+        return [
+            self.fillings_of_mask(masked, number, mask_tokens[:, :k], sequence=True, text=True)
+            for number, mask_tokens in enumerate(top_tokens)
+        ]
+
+    def fillings_of_mask(
+        self, masked: MaskedText, number: int, top_tokens: NDArray[np.float32], *, sequence: bool, text: bool
+    ) -> list[Filling]:
+        """The most probable tokens of one mask, as text.
+
+        Args:
+            number: of the mask, from 0.
+            top_tokens: [2, k], probabilities and tokens.
+            sequence, text: whether the fillings have these fields, each as long as the text.
+        """
+        t, position = self.tokenizer, int(masked.masks[number])
+        begin, end = masked.offsets[position].tolist()
+        mask = masked.text[begin:end]  # a space may belong to the mask
+        ids, fillings = masked.ids.tolist(), list[Filling]()
+        scores, tokens = top_tokens.tolist()
+        for score, token in zip(scores, map(int, tokens), strict=True):
+            word = t.decode([token], skip_special_tokens=False)
+            filling = Filling(score=score, token=token, token_str=word)
+            if sequence:
                 ids[position] = token
-                word = t.decode([token], skip_special_tokens=False)
+                filling["sequence"] = t.decode(ids, skip_special_tokens=False)
+            if text:
                 piece = mask.replace(t.special_tokens["mask_token"], word.strip().removeprefix("##"))
-                sequence = t.decode(ids, skip_special_tokens=False)
-                text = masked.text[:begin] + piece + masked.text[end:]
-                fillings.append(Filling(score=score, token=token, token_str=word, sequence=sequence, text=text))
-            results.append(fillings)
-        return results
+                filling["text"] = masked.text[:begin] + piece + masked.text[end:]
+            fillings.append(filling)
+        return fillings
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:

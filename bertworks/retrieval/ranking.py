@@ -10,7 +10,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cache, lru_cache
 from hashlib import blake2b
 from importlib import import_module, metadata
@@ -65,8 +65,22 @@ def query_words(query: str, language: str | None = None) -> list[str]:
 
 def matches_of(query: str, text: str, language: str | None = None) -> list[tuple[int, int]]:
     """Where words of a query are in a text: start and end of each match, in characters."""
-    words, spans = set(query_words(query, language)), list[tuple[int, int]]()
+    return places_of(set(query_words(query, language)), text, language)
+
+
+def places_of(
+    words: Set[str], text: str, language: str | None = None, most: int | None = None
+) -> list[tuple[int, int]]:
+    """Where words are in a text: start and end of each match, in characters.
+
+    Args:
+        words: as `query_words` gives them.
+        most: matches that are needed: the text is not read after them. None: all.
+    """
+    spans = list[tuple[int, int]]()
     for match in _WORD.finditer(text):
+        if most is not None and len(spans) >= most:
+            return spans[:most]
         start, end = match.span()
         width = end - start if match[1] is None or end - start == 1 else 2
         for first in range(start, end - width + 1):

@@ -9,21 +9,18 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import orjson
-from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -32,8 +29,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from bertworks.config import packaged_table
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
-from bertworks.serve.batching import SPEED_MEMORY, Admission, Batcher, InferenceJob, Place, RequestError, grant
-from bertworks.serve.endpoints import Abilities, Steps, call_each, check_tokens
+from bertworks.serve.answers import AnswerParts, check_answer, to_json
+from bertworks.serve.batching import (
+    SPEED_MEMORY,
+    Admission,
+    Batcher,
+    InferenceJob,
+    OverloadedError,
+    Place,
+    RequestError,
+    grant,
+)
+from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
 from bertworks.serve.metrics import ServerMetrics
 from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
 from bertworks.training.device import THREADS, HeapTrimmer
@@ -42,16 +49,22 @@ PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HEADERS = [(name.encode(), value.encode()) for name, value in packaged_table(__file__, "headers.toml").items()]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
-# Upper bound of the bytes of a body -> threads that parse it, and others that write its answer: small requests need not
-# wait for large ones.
+# Upper bound of the bytes of a body -> threads that parse it: small requests need not wait for large ones.
 LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}
 PARSE_SPEED, PARSE_COST = 1e6, 1000  # bytes per second until it is measured; what a request costs besides its bytes
+ANSWER_WORKERS = 2  # threads that make answers
+ANSWER_BATCH = 1 << 18  # bytes of answers that are made together
+ANSWER_SECONDS = 30.0  # to make an answer, from when its results are there
+SMALL_ANSWER = 1 << 14  # bytes: made at once, and sent in one piece
+SENT_BYTES = 1 << 16  # of a larger answer, at once
+SEND_SECONDS = 30.0  # in which a client reads such a piece
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
 PIECES = 16  # of each client, in a turn of the event loop
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
 EXPLAIN_PATIENCE = 5.0
+SEARCH_BATCH = 512  # words of queries
 HEAD_SECONDS = 10.0  # to receive the head of a request
 MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
@@ -63,21 +76,21 @@ _KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllow
 
 
 class Answer(Response):
-    """JSON, or bytes of another type, with the headers that all answers have."""
+    """JSON, or bytes of another type, with the headers that all answers have.
+
+    Attributes:
+        client: whose room a large answer takes until it is sent.
+    """
 
     media_type = "application/json"
+    client: Hashable = ""
 
     def render(self, content: Any) -> bytes:
-        return content if isinstance(content, bytes) else msgspec.json.encode(content, enc_hook=_encode_vector)
+        return content if isinstance(content, bytes) else to_json(content)
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         super().init_headers(headers)
         self.raw_headers += HEADERS
-
-
-def _encode_vector(vector: NDArray[np.float32]) -> msgspec.Raw:
-    """The shortest digits that give the same float32."""
-    return msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 class Application:
@@ -108,19 +121,22 @@ class Application:
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
             "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
-            "search": Batcher(8, patience=patience),
-            "explain": Batcher(1, patience=EXPLAIN_PATIENCE),
+            "search": Batcher(SEARCH_BATCH, patience=patience),
+            "explanation": Batcher(1, patience=EXPLAIN_PATIENCE),
+            "short explanation": Batcher(1, patience=EXPLAIN_PATIENCE),
         }
+        self._answers = Batcher(ANSWER_BATCH, patience=patience, workers=ANSWER_WORKERS)
         self._lanes = {
             size: Batcher(1, patience=patience, workers=workers, rank=1 + number)
             for number, (size, workers) in enumerate(LANES.items())
         }
         for lane in self._lanes.values():
             lane.speed = PARSE_SPEED
-        self._writers = {size: ThreadPoolExecutor(workers, f"writer-{size}") for size, workers in LANES.items()}
         self._metrics.watch("te_request_active", "Requests in the server", partial(len, self._admission.places))
         for name, batcher in self._batchers.items():
-            self._metrics.watch(f"te_queue_{name}", "Tokens that wait or are computed", batcher.costs.total)
+            self._metrics.watch(
+                f"te_queue_{name.replace(' ', '_')}", "Tokens that wait or are computed", batcher.costs.total
+            )
         self._requests = requests_of(abilities.info, self._limits)
         server_info = {
             "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
@@ -143,8 +159,8 @@ class Application:
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        for pool in (*self._writers.values(), *(b.threads for b in (*self._lanes.values(), *self._batchers.values()))):
-            pool.shutdown(wait=False)
+        for batcher in (*self._lanes.values(), *self._batchers.values(), self._answers):
+            batcher.threads.shutdown(wait=False)
         self._log_overloaded()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -153,9 +169,32 @@ class Application:
             return
         begin, request, path = time.perf_counter(), Request(scope, receive), scope["path"].rstrip("/") or "/"
         response = await self._respond(request, path)
-        await response(scope, receive, send)
+        if len(response.body) > SMALL_ANSWER and scope["method"] == "POST":
+            await self._send_large(response, scope, send)
+        else:
+            await response(scope, receive, send)
         # Later, so that other requests of the same moment do not wait for it.
         asyncio.get_running_loop().call_soon(self._record, scope, path, response, time.perf_counter() - begin)
+
+    async def _send_large(self, response: Answer, scope: Any, send: Any) -> None:
+        """Send an answer piece by piece, as fast as its client reads it. It keeps its room until then: another client
+        that needs the room may end it, and so does the time of a client that does not read."""
+        body = response.body
+        try:
+            with self._admission.place(response.client, len(body)) as place:
+                place.task = asyncio.current_task()
+                await send({"type": "http.response.start", "status": response.status_code,
+                            "headers": response.raw_headers})  # fmt: skip
+                for start in range(0, len(body), SENT_BYTES):
+                    end = start + SENT_BYTES
+                    piece = {"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)}
+                    async with asyncio.timeout(SEND_SECONDS):
+                        await send(piece)
+        except (TimeoutError, RequestError) as error:
+            _LOG.info("an answer was not read", extra={"fields": {"path": scope["path"][:200], "why": str(error)}})
+            if "abort" in scope:  # of `Connection`: what is left in its buffer goes, too
+                scope["abort"]()
+                await asyncio.sleep(0)  # until the connection is closed
 
     def _record(self, scope: Any, path: str, response: Answer, seconds: float) -> None:
         status = response.status_code
@@ -239,23 +278,76 @@ class Application:
             if is_chunked := "content-length" not in request.headers:
                 size = len(body := await self._body(request, place))
             lane = next(bound for bound in LANES if size < bound)
-            batcher = self._batchers.get(name, self._batchers["network"])
-            # Count the request before its body is read. Its tokens are not known yet. First by what refuses most.
-            ratio = 0 if name in self._batchers else self._ratios[name, lane]
-            batches, rest = divmod(1 + int(size * ratio), batcher.batch_cost)
-            expected = InferenceJob(costs=[batcher.batch_cost] * batches + [rest], client=(client, lane))
-            if name not in ("tokenize", "decode"):
-                stack.callback(batcher.reserve(expected).cancel)
-            parsing = InferenceJob(costs=[size + PARSE_COST], client=expected.client)
+            sender = (client, lane)
+            # Count the request before its body is read. First by what refuses most.
+            if expected := self._expected_job(name, size, lane):
+                expected.client = sender
+                stack.callback(self._batchers[expected.queue].reserve(expected).cancel)
+            parsing = InferenceJob(costs=[size + PARSE_COST], client=sender)
             stack.callback(self._lanes[lane].reserve(parsing).cancel)
             body = body if is_chunked else await self._body(request, place)
             stack.callback(asyncio.ensure_future(self._watch(request, place)).cancel)
             parsing.units, parsing.compute = [partial(self._parse, name, body, lane)], call_each
-            ((steps, job),) = await asyncio.wrap_future(self._lanes[lane].start(parsing))
-            expected.future.cancel()
-            job.client = parsing.client
-            results = await self._results(batcher, job) if job.units else []
-            return await asyncio.get_running_loop().run_in_executor(self._writers[lane], _last_step, steps, results)
+            ((steps, step),) = await asyncio.wrap_future(self._lanes[lane].start(parsing))
+            if expected:
+                expected.future.cancel()
+            while isinstance(step, InferenceJob):
+                step.client = sender
+                results = await self._results(step) if step.units else []
+                turn = InferenceJob([partial(self._next_step, steps, results)], [size + PARSE_COST], call_each, sender)
+                # With any patience: to refuse it now would waste what was computed.
+                (step,) = await asyncio.wrap_future(self._answers.submit(turn, math.inf))
+            return await self._large_answer(step, place, sender) if isinstance(step, AnswerParts) else step
+
+    def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
+        """What a request will probably compute: its tokens are not known before it is parsed. None: nothing that
+        others would have to wait for, or something whose queue depends on its tokens. size: of its body."""
+        if name == "search":
+            return InferenceJob(costs=[QUERY_COST], queue="search")
+        if name in ("tokenize", "decode", "explain"):
+            return None
+        batch_cost = self._batchers["network"].batch_cost
+        batches, rest = divmod(1 + int(size * self._ratios[name, lane]), batch_cost)
+        return InferenceJob(costs=[batch_cost] * batches + [rest])
+
+    def _next_step(self, steps: Steps, results: list[Any]) -> InferenceJob | AnswerParts | Answer:
+        """What an endpoint computes next, or the parts of its answer, or a small answer. Called in a thread that makes
+        answers."""
+        if not all(np.isfinite(row).all() for row in results if isinstance(row, np.ndarray)):
+            raise BertworksError("the network's output has values that are not finite, which is not JSON")
+        try:
+            job = steps.send(results)
+        except StopIteration as end:
+            parts: AnswerParts = end.value
+            check_answer(sum(parts.sizes), self._limits.answer_bytes)
+            return self._joined(parts, list(map(_made, parts.make))) if sum(parts.sizes) <= SMALL_ANSWER else parts
+        check_tokens(sum(job.costs), self._limits.tokens)
+        return job
+
+    async def _large_answer(self, parts: AnswerParts, place: Place, sender: Hashable) -> Answer:
+        """Make an answer part by part, in turns with those of other clients. It takes room as the body of a request
+        does, and is not made to its end if the client goes."""
+        self._admission.grow(place, sum(parts.sizes))
+        making = InferenceJob([partial(_made, make) for make in parts.make], parts.sizes, call_each, sender)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                pieces = await asyncio.wrap_future(self._answers.submit(making, math.inf))
+                size = sum(map(len, pieces))
+                joining = InferenceJob([partial(self._joined, parts, pieces)], [size], call_each, sender)
+                answers: list[Answer] = await asyncio.wrap_future(self._answers.submit(joining, math.inf))
+        except TimeoutError:
+            raise OverloadedError from None
+        answers[0].client = place.client
+        return answers[0]
+
+    def _joined(self, parts: AnswerParts, pieces: Sequence[bytes]) -> Answer:
+        body = parts.join(pieces)
+        check_answer(len(body), self._limits.answer_bytes)
+        headers = {}
+        if parts.truncated:
+            headers["x-truncated-texts"] = str(np.count_nonzero(parts.truncated))
+            headers["x-truncated-tokens"] = str(sum(parts.truncated))
+        return Answer(body, headers=headers)
 
     async def _body(self, request: Request, place: Place) -> bytes:
         await asyncio.sleep(0)  # what is refused until here needs no task: see `Connection`
@@ -294,10 +386,10 @@ class Application:
         self._ratios[name, lane] += (1 - SPEED_MEMORY) * (tokens / len(body) - self._ratios[name, lane])
         return steps, job
 
-    async def _results(self, batcher: Batcher, job: InferenceJob) -> list[Any]:
+    async def _results(self, job: InferenceJob) -> list[Any]:
         """The results of a job."""
         try:
-            return await asyncio.wrap_future(batcher.submit(job, ADMITTED_WAIT))
+            return await asyncio.wrap_future(self._batchers[job.queue].submit(job, ADMITTED_WAIT))
         except BertworksError:
             raise
         except Exception as error:
@@ -318,15 +410,9 @@ class Application:
         return Answer({"status": "ok"})
 
 
-def _last_step(steps: Steps, results: list[Any]) -> Answer:
-    """Called in a thread of the writers."""
-    if not all(np.isfinite(np.asarray(row)).all() for row in results if not isinstance(row, dict | list)):
-        raise BertworksError("the network's output has values that are not finite, which is not JSON")
-    try:
-        steps.send(results)
-    except StopIteration as end:
-        return Answer(end.value)
-    raise RuntimeError("an endpoint yields one job")
+def _made(make: Callable[[], Any]) -> bytes:
+    """A part of an answer as JSON."""
+    return to_json(make())
 
 
 class Turns:
@@ -391,6 +477,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Go as far as a request needs no task, which costs more than a refusal. Not if the connection has something to
         write, nor for requests that waited in it: no recursion."""
+        cycle.scope["abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         coroutine = cycle.run_asgi(app)
         if cycle is self.cycle and not self.transport.get_write_buffer_size():
             try:

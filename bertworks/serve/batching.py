@@ -30,13 +30,16 @@ LARGE_WAIT = 4.0  # times the patience that a job larger than a batch may wait f
 @dataclass(frozen=True)
 class Limits:
     """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` with
-    `total_bytes` are accepted at the same time, and none that would have to wait for more than `patience` seconds."""
+    `total_bytes` of bodies and answers are in the server at the same time, and none is accepted that would have to
+    wait for more than `patience` seconds."""
 
     body_bytes: int = 2_000_000
-    total_bytes: int = 16_000_000
+    total_bytes: int = 64_000_000
+    answer_bytes: int = 40_000_000  # 2,048 vectors of 1,024 values as decimal numbers have 33 million
     texts: int = 2048
     tokens: int = 65_536  # of all its texts, in all windows
     k: int = 100  # results of one query
+    query_characters: int = 2000
     explained_tokens: int = 128
     batch_tokens: int = 4096
     requests: int = 512
@@ -68,12 +71,14 @@ class OverloadedError(RequestError):
 @dataclass(eq=False)
 class InferenceJob:
     """What a request computes. `compute(units)` gives a result for each unit; units of other jobs may be in the same
-    call. `costs`: of each unit, in tokens; 1 without a network. `client`: clients are served in turn."""
+    call. `costs`: of each unit, in tokens for a network. `client`: clients are served in turn. `queue`: the name of
+    the server's queue that computes it."""
 
     units: Sequence[Any] = ()
     costs: Sequence[int] = ()
     compute: Compute = list
     client: Hashable = ""
+    queue: str = "network"
     taken: int = field(init=False, default=0)  # units that are, or were, in a batch
     results: dict[int, Any] = field(init=False, default_factory=dict)  # unit number -> result: batches end in any order
     future: "Future[list[Any]]" = field(init=False, default_factory=Future)

@@ -1,6 +1,7 @@
 """Requests -> answers, by the names of the server's paths. No HTTP, no threads.
 
-An endpoint is a generator: it checks a request, yields what to compute, gets the results, and returns the answer.
+An endpoint is a generator: it checks a request, yields what to compute, gets the results, and returns the parts of the
+answer. Parts are work, too: the server makes them in turns, and only if they fit into its limit of bytes.
 
 - pre-trained models: vectors, cosines, tokens for masks, in the formats of Text Embeddings Inference (TEI) and OpenAI
 - fine-tuned models: labels, ranks, entities, answers, in the formats of TEI and of Hugging Face's pipelines
@@ -10,7 +11,7 @@ An endpoint is a generator: it checks a request, yields what to compute, gets th
 import base64
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -22,40 +23,59 @@ from numpy.typing import NDArray
 import bertworks
 from bertworks.batching.features import Features
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.decoding import Decoder, sigmoid
+from bertworks.inference.decoding import NUM_BEST_SPANS, Decoder, sigmoid
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
-from bertworks.inference.masked_lm import Filler
+from bertworks.inference.masked_lm import Filler, Filling, MaskedText
 from bertworks.inference.predictor import Predictor, item_of
-from bertworks.retrieval.index import Index
-from bertworks.retrieval.ranking import Reranker, fits_pairs, matches_of
+from bertworks.retrieval.index import RERANKED, Index
+from bertworks.retrieval.ranking import Reranker, fits_pairs, places_of, query_words
+from bertworks.serve.answers import (
+    CHARACTER_BYTES,
+    FLOAT32_BYTES,
+    NUMBER_BYTES,
+    AnswerParts,
+    check_answer,
+    joined_list,
+    joined_lists,
+    json_size,
+    only_part,
+    ready_json,
+    to_json,
+)
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
+from bertworks.text.tokenizer import Encoding
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]
-Steps = Generator[InferenceJob, Sequence[Any], Any]  # returns a JSON value, or a list of vectors
-Endpoint = Callable[[Request], Steps]
 Rows = NDArray[np.float32]
 MAX_FILLINGS = 100  # of a mask
+PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
+MAX_MATCHES = 1000  # places of words of a query that are marked in one document
+QUERY_COST = 8  # of a search, in words of its query: what does not depend on them
+SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
+# Bytes of the names and numbers in one item of an answer, without its texts, at most.
+FILLING_BYTES, LABEL_BYTES, RANK_BYTES, ENTITY_BYTES, ANSWER_BYTES, TOKEN_BYTES, MATCH_BYTES = (
+    140, 100, 100, 150, 150, 120, 48,
+)  # fmt: skip
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # the names of TEI
 TASKS = {  # task -> endpoint, and what it reads; other tasks predict, and read what their columns are
     "tagging": ("ner", "text"), "spans": ("ner", "text"), "qa": ("qa", "question"), "choice": ("predict", "choices"),
 }  # fmt: skip
 
 
+Steps = Generator[InferenceJob, Sequence[Any], AnswerParts]
+Endpoint = Callable[[Request], Steps]
+
+
+def _like_inputs(inputs: Any) -> Callable[[Sequence[bytes]], bytes]:
+    """The `join` of answers with a part for each input: a list for a list of inputs, else the single part."""
+    return joined_list if isinstance(inputs, list) else only_part
+
+
 def _list_of(inputs: Any) -> list[Any]:
     return inputs if isinstance(inputs, list) else [inputs]
-
-
-def _like(inputs: Any, answers: list[Any]) -> Any:
-    """A list of answers to a list of inputs, a single answer to a single input."""
-    return answers if isinstance(inputs, list) else answers[0]
-
-
-def _alone(work: Callable[[], Any]) -> Steps:
-    """What is computed without a network."""
-    return (yield InferenceJob([work], [1], call_each))[0]
 
 
 def call_each(units: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -79,8 +99,9 @@ def check_tokens(tokens: int, limit: int) -> None:
 class PretrainedEndpoints:
     """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for masks, not both."""
 
-    def __init__(self, model: LazyModel, precision: PrecisionOption = "auto"):
+    def __init__(self, model: LazyModel, limits: Limits, precision: PrecisionOption = "auto"):
         self._name, self.endpoints = model.name, dict[str, Endpoint]()
+        self._limits = limits
         self.info: dict[str, Any] = {"task": "embedding", "prompts": {}, "model_type": {"embedding": {"pooling": None}}}
         with suppress(BertworksError):
             self._filler = Filler(model)
@@ -99,53 +120,147 @@ class PretrainedEndpoints:
             if not self.endpoints:
                 raise
 
-    def _vectors(self, texts: list[str], request: Request) -> Steps:
-        """Vectors [texts, dimension] before normalization, and the number of tokens."""
-        units, truncated = self._embedder.units(texts, self.info["prompts"].get(request.get("prompt_name")))
+    def _vectors(
+        self, texts: list[str], request: Request, value_bytes: int
+    ) -> Generator[InferenceJob, Sequence[Any], tuple[Rows, list[int], int]]:
+        """Vectors [texts, dimension] before normalization, the number of truncated tokens of each text, and the number
+        of tokens that were read.
+
+        Args:
+            value_bytes: of each value of a vector in the answer, at most.
+        """
+        dimensions = request.get("dimensions") or self._embedder.dimension
+        check_answer(len(texts) * dimensions * value_bytes, self._limits.answer_bytes)
+        prompt = self.info["prompts"].get(request.get("prompt_name"))
+        units, truncated = self._embedder.units(texts, prompt)
         _refuse_truncated(request, truncated)
         costs = [len(unit[0].input_ids) for unit in units]
         rows = yield InferenceJob(units, costs, self._embedder.raw)
-        return np.stack(rows), sum(costs)
+        return np.stack(rows), truncated, sum(costs)
 
     def embed(self, request: Request) -> Steps:
-        raw, _ = yield from self._vectors(_list_of(request["inputs"]), request)
+        texts = _list_of(request["inputs"])
+        raw, truncated, _ = yield from self._vectors(texts, request, FLOAT32_BYTES)
         vectors = raw[:, : request["dimensions"]]
-        return list(normalized(vectors) if request["normalize"] else vectors)
+        if request["normalize"]:
+            vectors = normalized(vectors)
+        return AnswerParts(
+            make=[partial(np.asarray, vector) for vector in vectors],
+            sizes=[FLOAT32_BYTES * vectors.shape[1] + 2] * len(vectors),
+            join=joined_list,
+            truncated=truncated,
+        )
 
     def similarity(self, request: Request) -> Steps:
         texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
         # TEI reads these settings from `parameters` here, unlike in other paths.
         parameters = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
-        raw, _ = yield from self._vectors(texts, {**request, **parameters})
+        raw, truncated, _ = yield from self._vectors(texts, {**request, **parameters}, 0)
         vectors = normalized(raw)
-        return (vectors[1:] @ vectors[0]).tolist()
+        cosines = (vectors[1:] @ vectors[0]).tolist()
+        return AnswerParts([lambda: cosines], [NUMBER_BYTES * len(cosines) + 2], only_part, truncated)
 
     def embeddings(self, request: Request) -> Steps:
-        raw, tokens = yield from self._vectors(_list_of(request["input"]), request)
-        vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
         is_base64 = request["encoding_format"] == "base64"
-        values = [base64.b64encode(vector).decode() if is_base64 else vector.tolist() for vector in vectors]
-        data = [{"object": "embedding", "index": n, "embedding": value} for n, value in enumerate(values)]
-        usage = dict.fromkeys(("prompt_tokens", "total_tokens"), tokens)
-        return {"object": "list", "data": data, "model": self._name, "usage": usage}
+        texts = _list_of(request["input"])
+        raw, truncated, tokens = yield from self._vectors(texts, request, 6 if is_base64 else FLOAT32_BYTES)
+        vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
+
+        def item(number: int) -> dict[str, Any]:
+            vector = vectors[number]
+            value = base64.b64encode(vector).decode() if is_base64 else vector
+            return {"object": "embedding", "index": number, "embedding": value}
+
+        usage = {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "truncated_texts": int(np.count_nonzero(truncated)),
+            "truncated_tokens": sum(truncated),
+        }
+
+        def join(items: Sequence[bytes]) -> bytes:
+            data = ready_json(joined_list(items))
+            return to_json({"object": "list", "data": data, "model": self._name, "usage": usage})
+
+        return AnswerParts(
+            make=[partial(item, number) for number in range(len(vectors))],
+            sizes=[FLOAT32_BYTES * vectors.shape[1] + 100] * len(vectors),
+            join=join,
+            truncated=truncated,
+        )
 
     def fill(self, request: Request) -> Steps:
         try:
             queries = [self._filler.read(text) for text in _list_of(request["inputs"])]
         except BertworksError as error:  # a text without a mask
             raise UsageError(error.what, hint=error.hint) from None
+        top_k, has_text = request["top_k"], request["return_text"]
         costs = [sum(query.costs) for query in queries]
+        check_answer(self._least_size_of_fillings(queries, request), self._limits.answer_bytes)
         rows = yield InferenceJob(queries, costs, self._fillings)
-        fillings = [self._filler.fillings(*pair, request["top_k"]) for pair in zip(queries, rows, strict=True)]
-        return _like(request["inputs"], fillings)
+        parts: list[tuple[Callable[[], list[Filling]], int]] = []
+        counts = list[list[int]]()  # of each text, of each mask: the number of its parts
+        for query, top_tokens in zip(queries, rows, strict=True):
+            # A sentence with several masks would be repeated for each mask and token: its answer would grow with the
+            # square of its length.
+            has_sequence = len(query.masks) == 1
+            spelled = max(1, len(query.ids) * (has_sequence + has_text))
+            at_once = max(1, PART_TOKENS // spelled) if has_sequence or has_text else top_k
+            size = self._filling_size(query, has_sequence=has_sequence, has_text=has_text and has_sequence)
+            counts.append([])
+            for mask in range(len(query.masks)):
+                starts = range(0, min(top_k, top_tokens.shape[2]), at_once)
+                counts[-1].append(len(starts))
+                for start in starts:
+                    best = top_tokens[mask, :, start : min(start + at_once, top_k)]
+                    make = partial(
+                        self._filler.fillings_of_mask, query, mask, best,
+                        sequence=has_sequence, text=has_text and has_sequence,
+                    )  # fmt: skip
+                    parts.append((make, size * best.shape[1]))
+
+        def join(pieces: Sequence[bytes]) -> bytes:
+            remaining = iter(pieces)
+            texts = [
+                joined_list(joined_lists(islice(remaining, count)) for count in counts_of_text)
+                for counts_of_text in counts
+            ]
+            return _like_inputs(request["inputs"])(texts)
+
+        return AnswerParts([make for make, _ in parts], [size + 4 for _, size in parts], join)
+
+    def _least_size_of_fillings(self, queries: Sequence[MaskedText], request: Request) -> int:
+        """Bytes that the answer has at least: known before anything is computed."""
+        count = min(request["top_k"], self._filler.tokenizer.vocab_size)
+        copies = [len(query.text) if request["return_text"] and len(query.masks) == 1 else 0 for query in queries]
+        return sum(
+            count * (len(query.masks) * FILLING_BYTES + copy) for query, copy in zip(queries, copies, strict=True)
+        )
+
+    def _filling_size(self, query: MaskedText, *, has_sequence: bool, has_text: bool) -> int:
+        """Bytes of one filling, at most."""
+        longest = CHARACTER_BYTES * self._longest_token
+        size = FILLING_BYTES + longest
+        if has_sequence:
+            size += json_size(self._filler.tokenizer.decode(query.ids, skip_special_tokens=False)) + longest
+        if has_text:
+            size += json_size(query.text) + longest
+        return size
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """The characters of the longest token of the vocabulary."""
+        return max(map(len, self._filler.tokenizer.tokens))
 
 
 class FinetunedEndpoints:
     """The endpoints of a fine-tuned model."""
 
-    def __init__(self, model: LazyModel, precision: PrecisionOption = "auto"):
+    def __init__(self, model: LazyModel, limits: Limits, precision: PrecisionOption = "auto"):
+        self._limits = limits
         self._predictor = Predictor(model, precision=precision)
         self._config = c = self._predictor.description
+        self.has_values = not c.labels  # its score for a pair is a value, not a probability
         self._decode = Decoder(c)
         self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
         endpoint, reads = TASKS.get(c.task, ("predict", None))
@@ -165,11 +280,19 @@ class FinetunedEndpoints:
             "reads": reads,
         }
 
-    def _answers(self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any]) -> Steps:
-        """inputs: a list of items, or one item. decode: an item and its logits -> its answer."""
-        items = [item_of(value, number, self._config) for number, value in enumerate(_list_of(inputs))]
+    def _logits(
+        self, inputs: Sequence[Any], request: Request, size: Callable[[Features], int]
+    ) -> Generator[InferenceJob, Sequence[Any], list[tuple[Features, Rows]]]:
+        """Each item as the network reads it, and its logits.
+
+        Args:
+            inputs: a list of items.
+            size: the bytes of the answer to an item, at most.
+        """
+        items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
         features = [item_features for item in items for item_features in self._predictor.reading([item])]
         _refuse_truncated(request, [f.num_truncated for f in features])
+        check_answer(sum(map(size, features)), self._limits.answer_bytes)
         # Windows of a long text are separate units: they may be in several batches.
         is_choice = self._config.task == "choice"
         parts = [[f.unit] if is_choice else [[window] for window in f.unit] for f in features]
@@ -177,7 +300,19 @@ class FinetunedEndpoints:
         costs = [sum(len(example.input_ids) for example in unit) for unit in units]
         rows = iter((yield InferenceJob(units, costs, self._predictor.logits)))
         logits = [np.concatenate(list(islice(rows, len(part)))) for part in parts]
-        return _like(inputs, list(map(decode, features, logits)))
+        return list(zip(features, logits, strict=True))
+
+    def _answers(
+        self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any], size: Callable[[Features], int]
+    ) -> Steps:
+        """inputs: a list of items, or one item. decode: an item and its logits -> its answer. size: see `_logits`."""
+        pairs = yield from self._logits(_list_of(inputs), request, size)
+        return AnswerParts(
+            make=[partial(decode, features, logits) for features, logits in pairs],
+            sizes=[size(features) for features, _ in pairs],
+            join=_like_inputs(inputs),
+            truncated=[features.num_truncated for features, _ in pairs],
+        )
 
     def predict(self, request: Request) -> Steps:
         """In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of lists is a list
@@ -187,7 +322,20 @@ class FinetunedEndpoints:
             items: Any = [item[0] if len(item) == 1 else item for item in inputs]
         else:
             items = tuple(inputs) if isinstance(inputs, list) else inputs
-        return self._answers(items, request, lambda *pair: self._label_scores(*pair, raw=request["raw_scores"]))
+        is_choice, labels_size = self._config.task == "choice", self._labels_size
+
+        def size(features: Features) -> int:
+            names = features.item.texts[1:] if is_choice else ()
+            return labels_size + sum(json_size(name) + LABEL_BYTES for name in names)
+
+        decode = partial(self._label_scores, raw=request["raw_scores"])
+        return self._answers(items, request, decode, size)
+
+    @cached_property
+    def _labels_size(self) -> int:
+        """The bytes of an answer with all labels, at most."""
+        names = self._config.labels or ("LABEL_0",)
+        return sum(json_size(name) + LABEL_BYTES for name in names) + 2
 
     def _label_scores(self, features: Features, logits: Rows, *, raw: bool) -> list[dict[str, Any]]:
         task, answer = self._config.task, self._decode(features, logits)
@@ -206,19 +354,35 @@ class FinetunedEndpoints:
                 item["given"] = item["label"] in answer["labels"]
         return sorted(items, key=itemgetter("score"), reverse=True)
 
-    def rerank(self, request: Request) -> Steps:
-        def score(_: Features, logits: Rows) -> float:
+    def relevance(
+        self, query: str, texts: Sequence[str], request: Request
+    ) -> Generator[InferenceJob, Sequence[Any], tuple[list[float], list[int]]]:
+        """The score of each text for a query, and the number of truncated tokens of each."""
+        pairs = yield from self._logits([(query, text) for text in texts], request, lambda features: 0)
+        scores = []
+        for _, logits in pairs:
             value = logits[0, 1:] - logits[0, :1] if self._config.labels else logits[0]
-            return float(value[0] if request["raw_scores"] else sigmoid(value / self._config.temperature)[0])
+            scores.append(float(value[0] if request["raw_scores"] else sigmoid(value / self._config.temperature)[0]))
+        return scores, [features.num_truncated for features, _ in pairs]
 
-        scores = yield from self._answers([(request["query"], text) for text in request["texts"]], request, score)
-        items = [{"index": n, "score": score} for n, score in enumerate(scores)]
+    def rerank(self, request: Request) -> Steps:
+        texts = request["texts"]
+        scores, truncated = yield from self.relevance(request["query"], texts, request)
+        items = [{"index": number, "score": score} for number, score in enumerate(scores)]
+        sizes = [RANK_BYTES] * len(items)
         if request["return_text"]:
-            items = [item | {"text": text} for item, text in zip(items, request["texts"], strict=True)]
-        return sorted(items, key=itemgetter("score"), reverse=True)
+            items = [item | {"text": text} for item, text in zip(items, texts, strict=True)]
+            sizes = [size + json_size(text) for size, text in zip(sizes, texts, strict=True)]
+        items.sort(key=itemgetter("score"), reverse=True)
+        return AnswerParts([lambda: items], [sum(sizes) + 2], only_part, truncated)
 
     def ner(self, request: Request) -> Steps:
-        return self._answers(request["inputs"], request, self._entities)
+        longest = max(map(json_size, self._config.labels), default=0)
+
+        def size(features: Features) -> int:
+            return (ENTITY_BYTES + longest) * len(features.offsets) + json_size(features.item.texts[0]) + 2
+
+        return self._answers(request["inputs"], request, self._entities, size)
 
     def _entities(self, features: Features, logits: Rows) -> list[dict[str, Any]]:
         answer, text = self._decode(features, logits), features.item.texts[0]
@@ -233,15 +397,25 @@ class FinetunedEndpoints:
         ]
 
     def qa(self, request: Request) -> Steps:
+        k = request["top_k"]
+
         def decode(features: Features, logits: Rows) -> dict[str, Any]:
-            answer, k = self._decode(features, logits), request["top_k"]
+            answer = self._decode(features, logits)
             best = {name: answer[name] for name in ("answer", "score", "start", "end")}
             others = [{"answer": other.pop("text"), **other} for other in answer["n_best"][:k]]
             return {**best, "n_best": others} if k > 1 else best
 
+        def size(features: Features) -> int:
+            """An answer has up to `max_answer` tokens."""
+            starts, ends = features.offsets[:, 0], features.offsets[:, 1]
+            last = np.minimum(np.arange(len(ends)) + self._config.max_answer, len(ends)) - 1
+            characters = int((ends[last] - starts).max(initial=0))
+            longest = min(CHARACTER_BYTES * characters, json_size(features.item.texts[1]))
+            return int((min(k, NUM_BEST_SPANS) + 1) * (longest + ANSWER_BYTES))
+
         inputs = request["inputs"]
         questions = [(question["question"], question["context"]) for question in _list_of(inputs)]
-        return self._answers(_like(inputs, questions), request, decode)
+        return self._answers(questions if isinstance(inputs, list) else questions[0], request, decode, size)
 
 
 class Abilities:
@@ -274,18 +448,18 @@ class Abilities:
         self.limits, self._model = limits or Limits(), LazyModel(model, device)
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
         self.on_cpu = choose_device(device).type == "cpu"
-        finetuned = FinetunedEndpoints(self._model, precision) if self._model.has_task else None
-        network = finetuned or PretrainedEndpoints(self._model, precision)
+        finetuned = FinetunedEndpoints(self._model, self.limits, precision) if self._model.has_task else None
+        network = finetuned or PretrainedEndpoints(self._model, self.limits, precision)
         self.endpoints, self.info = network.endpoints, network.info
         if index is not None:
             # A fine-tuned model reranks; the index opens the model that made it.
             self._index = Index(index, model=None if finetuned else self._model, device=device)
             self._index.embedder  # noqa: B018  report a wrong model at once
-            self._reranker = finetuned.reranker if finetuned else None
+            self._reranking = finetuned if finetuned and finetuned.reranker else None
             self.endpoints["search"] = self.search
             self.info["index"] = {
                 "documents": len(self._index), "model": self._index.manifest.model,
-                "rerank": self._reranker is not None, "rankings": ["hybrid", "dense", "bm25"],
+                "rerank": self._reranking is not None, "rankings": ["hybrid", "dense", "bm25"],
             }  # fmt: skip
         if not self._model.exported:
             self.endpoints["explain"] = self.explain
@@ -298,44 +472,115 @@ class Abilities:
         }  # fmt: skip
 
     def search(self, request: Request) -> Steps:
-        if request["rerank"] and self._reranker is None:
+        query, k, language = request["query"], request["k"], self._index.language
+        limit = self.limits.query_characters
+        what = f"query: it has {len(query):,} characters: expected {limit:,} at most"
+        grant(len(query) <= limit, 413, what, hint="search for a part of it")
+        reranking = self._reranking if request["rerank"] else None
+        if request["rerank"] and reranking is None:
             raise UsageError("this server's model cannot rerank documents", hint='leave "rerank" out')
-        rerank = self._reranker if request["rerank"] else None
-        settings = {name: request[name] for name in ("query", "k", "ranking")}
-        return _alone(partial(self._hits, rerank=rerank, matches=request["matches"], **settings))
+        candidates = k if reranking is None else max(k, RERANKED)
+        find = partial(self._index.search, query, candidates, ranking=request["ranking"])
+        words = set(query_words(query, language))
+        (hits,) = yield InferenceJob([find], [QUERY_COST + len(words)], call_each, queue="search")
+        truncated = [] if request["ranking"] == "bm25" else [self._index.query_truncated(query)]
+        if reranking is not None:
+            texts = [hit["text"] for hit in hits]
+            scores, truncated_texts = yield from reranking.relevance(query, texts, {"raw_scores": reranking.has_values})
+            truncated += truncated_texts
+            for hit, score in zip(hits, scores, strict=True):
+                hit["score"] = score
+            hits = sorted(hits, key=itemgetter("score"), reverse=True)[:k]
+        documents, size = list[bytes](), 0
+        for hit in hits:
+            documents.append(to_json(hit))
+            size += len(documents[-1])
+            check_answer(size, self.limits.answer_bytes)
+        if not request["matches"]:
+            make = [partial(ready_json, document) for document in documents]
+            return AnswerParts(make, list(map(len, documents)), joined_list, truncated)
 
-    def _hits(self, query: str, *, matches: bool, **settings: Any) -> list[dict[str, Any]]:
-        hits, words = self._index.search(query, **settings), self._index.language
-        return [{**hit, **({"matches": matches_of(query, hit["text"], words)} if matches else {})} for hit in hits]
+        def with_matches(document: bytes, text: str) -> Any:
+            spans = places_of(words, text, language, MAX_MATCHES)
+            return ready_json(document[:-1] + b',"matches":' + to_json(spans) + b"}")
+
+        return AnswerParts(
+            make=[partial(with_matches, *pair) for pair in zip(documents, [hit["text"] for hit in hits], strict=True)],
+            sizes=[
+                len(document) + 20 + MATCH_BYTES * min(MAX_MATCHES, len(hit["text"]))
+                for document, hit in zip(documents, hits, strict=True)
+            ],
+            join=joined_list,
+            truncated=truncated,
+        )
 
     def explain(self, request: Request) -> Steps:
         tokens = sum(map(len, self.tokenizer.ids(_list_of(request["inputs"]))))
         check_tokens(tokens, self.limits.explained_tokens)
-        return _alone(partial(self._explanation, request))
+        config = self._model.config
+        cells = (config.num_hidden_layers * (config.num_attention_heads + 1) + 1) * tokens**2
+        check_answer(cells * request["maps"] * 4 // 3, self.limits.answer_bytes)  # base64
+        job = InferenceJob(costs=[1], compute=call_each)
+        job.queue = "short explanation" if tokens <= SHORT_EXPLANATION else "explanation"
+        job.units = [partial(self._explanation, request, lambda: not job.future.cancelled())]
+        (document,) = yield job
+        return AnswerParts([partial(ready_json, document)], [len(document)], only_part)
 
-    def _explanation(self, request: Request) -> dict[str, Any]:
-        e = explain(self._model, *_list_of(request["inputs"]), target=request["target"], baseline=request["baseline"])
+    def _explanation(self, request: Request, is_wanted: Callable[[], bool]) -> bytes:
+        """The explanation as JSON: it is small beside its maps, and what it was computed from need not be kept."""
+        settings = {name: request[name] for name in ("target", "baseline")}
+        e = explain(self._model, *_list_of(request["inputs"]), **settings, is_wanted=is_wanted)
         absent = dict.fromkeys(("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity"))
         maps = e.maps() if request["maps"] else {}
         size = {"layers": len(e.attention), "heads": len(e.attention[0])}
-        return {**absent, **e.as_dict(), "model": self.name, "tokens": e.tokens, "spans": e.spans, **size, **maps}
+        values = {**absent, **e.as_dict(), "model": self.name, "tokens": e.tokens, "spans": e.spans, **size, **maps}
+        return to_json(values)
 
     def tokenize(self, request: Request) -> Steps:
         t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
         encodings = t.encode_batch([prompt + text for text in _list_of(request["inputs"])])
         check_tokens(sum(len(encoding.ids) for encoding in encodings), self.limits.tokens)
         yield InferenceJob()
-        return [
-            [
+        has_special = request["add_special_tokens"]
+
+        def tokens(encoding: Encoding, start: int) -> list[dict[str, Any]]:
+            part = slice(start, start + PART_TOKENS)
+            columns = (encoding.ids[part], encoding.offsets[part], encoding.special_tokens_mask[part])
+            return [
                 {"id": n, "text": t.tokens[n], "special": n in t.special_ids,
                  "start": None if is_added else span[0], "stop": None if is_added else span[1]}
-                for n, span, is_added in zip(e.ids, e.offsets, e.special_tokens_mask, strict=True)
-                if request["add_special_tokens"] or not is_added
-            ]
-            for e in encodings
-        ]  # fmt: skip
+                for n, span, is_added in zip(*columns, strict=True)
+                if has_special or not is_added
+            ]  # fmt: skip
+
+        places = [(e, range(0, max(1, len(e.ids)), PART_TOKENS)) for e in encodings]
+        portions = [e.ids[start : start + PART_TOKENS] for e, starts in places for start in starts]
+        sizes = [2 + TOKEN_BYTES * len(ids) + self._spelled_size(ids) for ids in portions]
+
+        def join(parts: Sequence[bytes]) -> bytes:
+            remaining = iter(parts)
+            return joined_list(joined_lists(islice(remaining, len(starts))) for _, starts in places)
+
+        return AnswerParts([partial(tokens, e, start) for e, starts in places for start in starts], sizes, join)
 
     def decode(self, request: Request) -> Steps:
-        yield InferenceJob()
         many = request["ids"] if request["ids"] and isinstance(request["ids"][0], list) else [request["ids"]]
-        return [self.tokenizer.decode(ids, skip_special_tokens=request["skip_special_tokens"]) for ids in many]
+        check_tokens(sum(map(len, many)), self.limits.tokens)
+        yield InferenceJob()
+        return AnswerParts(
+            make=[
+                partial(self.tokenizer.decode, ids, skip_special_tokens=request["skip_special_tokens"]) for ids in many
+            ],
+            sizes=[2 + self._spelled_size(ids) for ids in many],
+            join=joined_list,
+        )
+
+    @cached_property
+    def _token_lengths(self) -> NDArray[np.int64]:
+        """The characters of each token of the vocabulary."""
+        return np.array(list(map(len, self.tokenizer.tokens)), np.int64)
+
+    def _spelled_size(self, ids: Sequence[int]) -> int:
+        """The bytes of tokens as JSON, at most, with a space before each. A token in a text is no longer than in the
+        vocabulary, even if each of its characters stands for a byte."""
+        return CHARACTER_BYTES * (int(self._token_lengths[list(ids)].sum()) + len(ids))

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
 
 import msgspec
 from msgspec import Meta
@@ -89,6 +89,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
 
     top, size, texts = number(1, limits.k), (number(1, info["dimension"] or 1) | None, None), Text | many(Text)
     yes, no, optional = (bool, True), (bool, False), (str | None, None)
+    query = _Annotated[str, Meta(min_length=1, extra_json_schema={"maxLength": limits.query_characters})]
     prompt = (_Literal[(None, *info["prompts"])], None)
     cut = {"truncate": (bool | None, None), "truncation_direction": (Literal["Right", "right"], "Right")}
     rerank = no if (info["index"] or {}).get("rerank") else (documented(bool, const=False), False)
@@ -104,12 +105,12 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
         "similarity": [{"inputs": pair, "prompt_name": prompt, "parameters": (parameters | None, None), **cut}],
         "embeddings": [{"input": texts, "model": optional, "dimensions": size, "user": optional,
                         "encoding_format": (Literal["float", "base64"], "float")}],
-        "fill": [{"inputs": masked | many(masked), "top_k": (top, 5)}],
+        "fill": [{"inputs": masked | many(masked), "top_k": (top, 5), "return_text": no}],
         "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in (single, many(item))],
         "rerank": [{"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}],
         "ner": [{"inputs": texts}],
         "qa": [{"inputs": question | many(question), "top_k": (top, 1)}],
-        "search": [{"query": Text, "k": (top, 10), "rerank": rerank,
+        "search": [{"query": query, "k": (top, 10), "rerank": rerank,
                     "ranking": (Literal["hybrid", "dense", "bm25"], "hybrid"), "matches": no}],
         "explain": [{"inputs": single, "target": (Text | None, None), "maps": no,
                      "baseline": (Literal["mask", "pad"], "mask")}],
@@ -122,12 +123,15 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
 
 
 _LABELS = _List[_object("Label", score=float, label=str)]
-_FILLING = _object("Filling", score=float, token=int, token_str=str, sequence=str, text=str)
+_FILLING = _TypedDict(
+    "Filling",
+    {"score": float, "token": int, "token_str": str, "sequence": NotRequired[str], "text": NotRequired[str]},
+)
 _ENTITIES = _List[_object("Entity", entity_group=str, score=float, word=str, start=int, end=int)]
 _ANSWER = _object("Answer", answer=str, score=float, start=int, end=int)
 _TOKEN = _object("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
 _VECTOR = _object("Vector", object=str, index=int, embedding=list[float] | str)
-_USAGE = _object("Usage", prompt_tokens=int, total_tokens=int)
+_USAGE = _object("Usage", prompt_tokens=int, total_tokens=int, truncated_texts=int, truncated_tokens=int)
 _EMBEDDINGS = _object("Embeddings", object=str, model=str, usage=_USAGE, data=_List[_VECTOR])
 _RANK = _object("Rank", index=int, score=float)
 _DOCUMENT = _object("Document", id=str, score=float, cosine=float | None, title=str, text=str, fields=dict[str, Any])

@@ -21,8 +21,16 @@ async function ask(path, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Refused("The server does not answer. Is it still running?");
   }
-  if (answer.ok) return answer.json();
+  if (answer.ok) return [await answer.json(), leftOut(answer.headers)];
   throw new Refused(await inWords(answer));
+}
+
+// What of the texts the model did not read, in words.
+function leftOut(headers) {
+  const texts = Number(headers.get("X-Truncated-Texts")), tokens = Number(headers.get("X-Truncated-Tokens"));
+  if (!texts) return "";
+  return `The model reads ${info.max_input_length} tokens: ${tokens} at the end of ` +
+    `${texts === 1 ? "a text" : `${texts} texts`} were left out.`;
 }
 
 async function inWords(answer) {
@@ -145,11 +153,7 @@ const abilities = {
     show(place, masks, { inputs }) {
       const parts = inputs.split(info.mask_token), filled = make("div", place, undefined, "said");
       filled.dir = "auto";
-      const words = masks.map(([best], number) => {  // as they are written: the token may begin with ##
-        const [before, after] = [parts.slice(0, number + 1), parts.slice(number + 1)].map(some =>
-          some.join(info.mask_token).length);
-        return best.text.slice(before, best.text.length - after);
-      });
+      const words = masks.map(([best]) => best.token_str.trim().replace(/^##/, ""));  // as they are written in a text
       parts.forEach((part, number) => {
         filled.append(part);
         if (number < words.length) make("mark", filled, words[number]);
@@ -255,10 +259,10 @@ function panel(section) {
     section.ariaBusy = "true";
     say("Asking the model …");
     try {
-      const body = sent(form.elements), found = await ask(section.id, body, mine.signal);
+      const body = sent(form.elements), [found, missing] = await ask(section.id, body, mine.signal);
       if (mine !== newest) return;
       answer.replaceChildren();
-      say(show(answer, found, body));
+      say([show(answer, found, body), missing].filter(one => one).join(" "));
     } catch (error) {
       if (mine !== newest) return;
       answer.replaceChildren();
@@ -349,7 +353,7 @@ function fit() {
 
 async function start() {
   try {
-    info = await ask("info");
+    [info] = await ask("info");
   } catch (error) {
     $("about").textContent = error.message;
     return;

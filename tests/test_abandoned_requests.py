@@ -1,0 +1,270 @@
+"""The largest requests of one client, answered and abandoned, beside small ones of another client: every endpoint."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from fine import write_model
+from heavy_requests import HEAVY, SMALL, letters, small
+from served import Local, write_head
+from test_admission import Client, until
+
+from bertworks.inference.explain import UnwantedError
+from bertworks.retrieval.index import Index
+from bertworks.serve import application
+from bertworks.serve.answers import AnswerParts
+from bertworks.serve.application import Application
+from bertworks.serve.batching import Limits
+from bertworks.serve.openapi import ENDPOINTS, paths_of
+
+LIMITS = Limits(body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60)
+HEADS: dict[str, dict[str, Any]] = {
+    "classification": {"task": "classification", "labels": tuple(f"label {n}" for n in range(40)), "text": ("text",)},
+    "pairs": {"task": "classification", "labels": ("no", "yes"), "text": ("query", "text")},
+    "tagging": {"task": "tagging", "labels": ("O", "B-person", "I-person")},
+    "speech": {"task": "tagging", "labels": ("noun", "verb")},
+    "qa": {"task": "qa"},
+    "choice": {"task": "choice", "num_choices": 3},
+}
+KINDS = ("words", *HEADS)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Local]]:
+    """A server of each kind of model; those of words and of pairs have an index, the second reranks."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {"words": write_model(folder / "words")}
+    models |= {name: write_head(folder / name, **head) for name, head in HEADS.items()}
+    index = Index.create(folder / "index", models["words"], device="cpu", language="english")
+    index.add([f"{'a b c film story men ' * 40}{n}" for n in range(120)])
+    indexes = {"words": index.folder, "pairs": index.folder}
+    servers = {name: Local(model, index=indexes.get(name), limits=LIMITS) for name, model in models.items()}
+    yield servers
+    for local in servers.values():
+        local.application.close()
+
+
+def test_every_route_has_its_heavy_and_its_small_request(servers: dict[str, Local]):
+    assert HEAVY.keys() == SMALL.keys() == ENDPOINTS.keys()
+    offered = set[str]()
+    for local in servers.values():
+        assert set(local.application._post) == {path for name in ENDPOINTS for path in paths_of(name)}
+        offered |= local.abilities.endpoints.keys()
+    assert offered == ENDPOINTS.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_answer_is_larger_than_it_may_be(kind: str, servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+    """What is made of the largest requests is within its own estimate, and within the limit of the server."""
+    local = servers[kind]
+    joined, makings = Application._joined, list[int]()
+
+    def checked(served: Application, parts: AnswerParts, pieces: Sequence[bytes]) -> Any:
+        assert len(pieces) == len(parts.sizes)
+        for piece, size in zip(pieces, parts.sizes, strict=True):
+            assert len(piece) <= size
+        makings.append(sum(map(len, pieces)))
+        return joined(served, parts, pieces)
+
+    monkeypatch.setattr(Application, "_joined", checked)
+    info = local.abilities.info
+    for name in info["abilities"]:
+        statuses = []
+        for what, body in HEAVY[name](info, LIMITS).items():
+            content = json.dumps(body).encode()
+            assert len(content) <= LIMITS.body_bytes, (name, what)
+            answer = local.send(
+                "POST", paths_of(name)[0], content=content, headers={"content-type": "application/json"}
+            )
+            assert answer.status_code in (200, 413), (name, what, answer.text[:200])
+            assert len(answer.content) <= LIMITS.answer_bytes, (name, what)
+            statuses.append(answer.status_code)
+        assert 200 in statuses, name
+        assert local.post(paths_of(name)[0], small(name, info)).status_code == 200, name
+    assert makings
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, Local]):
+    """One client abandons its largest requests of each route while another one sends small ones to each: all of those
+    are answered, and nothing of the others is waiting in the end."""
+    local = servers[kind]
+    served, info = local.application, local.abilities.info
+    bodies = {
+        name: [json.dumps(body).encode() for body in HEAVY[name](info, LIMITS).values()] for name in info["abilities"]
+    }
+
+    async def go() -> None:
+        for name in info["abilities"]:
+            for path in paths_of(name):
+                heavy = [Client(local, body).give().start(path) for body in bodies[name] * 2]
+                await asyncio.sleep(0.01)
+                for client in heavy:
+                    client.close()
+                content = {other: json.dumps(small(other, info)).encode() for other in info["abilities"]}
+                others = [
+                    Client(local, content[other], address="10.0.0.2").give().start(paths_of(other)[0])
+                    for other in info["abilities"]
+                ]
+                assert [await client.status() for client in others] == [200] * len(others), path
+                assert {await client.status() for client in heavy} <= {200, 413, 429, 499}
+        batchers = [*served._batchers.values(), *served._lanes.values(), served._answers]
+        await until(lambda: not any(batcher.costs or batcher.loads or batcher.busy for batcher in batchers))
+        assert not served._admission.places
+        assert served._admission._free == LIMITS.total_bytes
+
+    asyncio.run(go())
+
+
+# --- answers are work
+
+MANY_MASKS = {"inputs": ["a [MASK] film " + "men " * 40] * 60, "top_k": 10}
+
+
+def test_an_answer_is_not_made_to_its_end_for_a_client_that_has_gone(
+    servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
+    local = servers["words"]
+    made, go_on, calls = application._made, threading.Event(), list[Any]()
+
+    def held(make: Callable[[], Any]) -> bytes:
+        calls.append(make)
+        assert go_on.wait(20)
+        return made(make)
+
+    monkeypatch.setattr(application, "_made", held)
+
+    async def go() -> None:
+        answers = local.application._answers
+        heavy = Client(local, json.dumps(MANY_MASKS).encode()).give().start("/fill")
+        await until(lambda: calls)
+        parts = answers.costs.total()
+        assert parts > 200_000
+        heavy.close()
+        assert await heavy.status() == 499
+        assert answers.costs.total() < parts / 2  # what no thread has begun is not waiting any more
+        go_on.set()
+        assert await Client(local, b'{"ids": [1, 2]}', address="10.0.0.2").give().start("/decode").status() == 200
+        await until(lambda: not answers.costs and not answers.busy)
+        assert len(calls) < 40
+
+    asyncio.run(go())
+
+
+def test_making_answers_takes_turns_between_clients(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+    local = servers["words"]
+    made, calls = application._made, list[str]()
+
+    def slow(make: Callable[[], Any]) -> bytes:
+        time.sleep(0.002)
+        calls.append("part")
+        return made(make)
+
+    monkeypatch.setattr(application, "_made", slow)
+
+    async def go() -> None:
+        heavy = [Client(local, json.dumps(MANY_MASKS).encode()).give().start("/fill") for _ in range(3)]
+        await until(lambda: calls)
+        few = Client(local, b'{"ids": [1, 2]}', address="10.0.0.2").give().start("/decode")
+        assert await few.status() == 200
+        assert not any(client.task.done() for client in heavy)
+        assert [await client.status() for client in heavy] == [200] * 3
+
+    asyncio.run(go())
+
+
+def test_an_answer_that_nobody_reads_keeps_no_room(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(application, "SEND_SECONDS", 0.05)
+    local = servers["words"]
+
+    async def go() -> None:
+        aborted = list[bool]()
+        client = Client(local, json.dumps(MANY_MASKS).encode()).give()
+        client.extensions["abort"] = lambda: aborted.append(True)
+
+        async def send(message: dict[str, Any]) -> None:
+            client.sent.append(message)
+            if len(client.sent) > 2:  # the buffers are full
+                await asyncio.Event().wait()
+
+        client.send = send  # type: ignore[method-assign]
+        client.start("/fill")
+        await until(lambda: len(client.sent) > 2)
+        assert local.application._admission.places
+        await asyncio.wait_for(client.task, 20)
+        assert aborted == [True]
+        assert not local.application._admission.places
+
+    asyncio.run(go())
+
+
+def test_an_explanation_ends_when_nobody_waits_for_it(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+    local = servers["classification"]
+    ended, begun = list[Exception](), threading.Event()
+    explanation = local.abilities._explanation
+
+    def watched(request: Any, is_wanted: Callable[[], bool]) -> Any:
+        begun.set()
+        while is_wanted():
+            time.sleep(0.001)
+        try:
+            return explanation(request, is_wanted)
+        except UnwantedError as error:
+            ended.append(error)
+            raise
+
+    monkeypatch.setattr(local.abilities, "_explanation", watched)
+
+    async def go() -> None:
+        client = Client(local, b'{"inputs": "a good film"}').give().start("/explain")
+        await until(begun.is_set)
+        client.close()
+        assert await client.status() == 499
+        await until(lambda: ended)
+
+    asyncio.run(go())
+
+
+# --- texts that were cut
+
+
+def test_answers_say_how_many_texts_were_cut_and_how_much(servers: dict[str, Local]):
+    """Of 64 positions, 62 are for tokens of the text."""
+    long, short = letters(100), letters(5)
+    expected = {"x-truncated-texts": "2", "x-truncated-tokens": str(38 + 48)}
+    words, pairs = servers["words"], servers["pairs"]
+    inputs = [long, short, letters(110)]
+    answers = [
+        words.post("/embed", {"inputs": inputs}),
+        words.post("/similarity", {"inputs": {"source_sentence": long, "sentences": inputs[1:]}}),
+        words.post("/v1/embeddings", {"input": inputs}),
+        servers["classification"].post("/predict", {"inputs": [[text] for text in inputs]}),
+    ]
+    for answer in answers:
+        assert {name: answer.headers[name] for name in expected} == expected
+    usage = answers[2].json()["usage"]
+    assert (usage["truncated_texts"], usage["truncated_tokens"]) == (2, 38 + 48)
+    assert usage["prompt_tokens"] == 64 + 7 + 64
+    whole = words.post("/embed", {"inputs": short})
+    assert (whole.headers["x-truncated-texts"], whole.headers["x-truncated-tokens"]) == ("0", "0")
+    # Of a pair 61 tokens are read.
+    ranked = pairs.post("/rerank", {"query": letters(5), "texts": [letters(60), short]})
+    assert (ranked.headers["x-truncated-texts"], ranked.headers["x-truncated-tokens"]) == ("1", "4")
+    for ranking, count in (("dense", "1"), ("hybrid", "1"), ("bm25", None)):
+        found = words.post("/search", {"query": long, "ranking": ranking, "k": 1})
+        assert found.headers.get("x-truncated-texts") == count
+    found = pairs.post("/search", {"query": short, "k": 50, "rerank": True})
+    assert found.headers["x-truncated-texts"] == "50"  # the documents have more than 61 tokens
+    assert "x-truncated-texts" not in words.post("/fill", {"inputs": f"[MASK] {long}"}).headers  # read in windows
+
+
+def test_a_query_may_not_be_as_long_as_a_body(servers: dict[str, Local]):
+    fits, too_long = ({"query": "a" * n, "k": 1} for n in (LIMITS.query_characters, LIMITS.query_characters + 1))
+    assert servers["words"].post("/search", fits).status_code == 200
+    refused = servers["words"].post("/search", too_long)
+    assert refused.status_code == 413
+    assert "2,001 characters: expected 2,000 at most" in refused.json()["error"]
