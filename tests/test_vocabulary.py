@@ -76,6 +76,27 @@ def test_counts_are_those_of_the_whole_text(splitter, texts):
     assert splitter.count(texts) == expected
 
 
+@pytest.mark.parametrize("special_tokens", ["roberta", "xlm", "gpt2"])
+@given(texts=TEXTS)
+@settings(max_examples=60)
+def test_words_of_text_as_it_is_are_those_of_the_tokenizer(special_tokens, texts):
+    """White space and decomposed characters too: no normalizer touches them."""
+    texts = [*texts, "The  old\n\ncat's e\u0301 \t dog ", " a\u00a0b \x1c c"]
+    config = VocabularyConfig(size=400, algorithm="bpe", lowercase=False, special_tokens=special_tokens)
+    shared, kept, stripped = splitter_of(config).count(texts)
+    assert not kept
+    assert not stripped
+    words = Splitter(as_it_is(special_tokens), 1000)
+    assert shared == Counter(word for text in texts if not text.isspace() for word in words.words(text))
+
+
+@cache
+def as_it_is(special_tokens):
+    """The tokenizer.json of a byte-level vocabulary with these special tokens."""
+    config = VocabularyConfig(size=400, algorithm="bpe", lowercase=False, special_tokens=special_tokens)
+    return train_vocabulary(["the cat sat"] * 5, config, workers=1)[0].__reduce__()[1][0]
+
+
 @cache
 def written_tokenizer(algorithm, strip_accents):
     """The tokenizer.json of a vocabulary of this kind."""

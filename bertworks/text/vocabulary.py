@@ -239,7 +239,8 @@ def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
 
 
 def _words_of_any_length(splitter: AccentSplitter, texts: list[str]) -> dict[str, int]:
-    return Splitter(splitter.keeping, sys.maxsize).count(texts)
+    counts = replace(splitter, max_length=sys.maxsize).count(texts)
+    return Counter(counts.shared) + Counter(counts.kept)
 
 
 def _long_word_hint(splitter: AccentSplitter) -> str:
@@ -394,13 +395,16 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
 
 def splitter_of(config: VocabularyConfig) -> AccentSplitter:
     """The normalizers and pre-tokenizers that the tokenizer may have, with and without accents. Both are the same if
-    the config decides it. Words are counted with a space before them."""
+    the config decides it."""
     longest = pipeline.LONGEST_WORD if config.algorithm == "wordpiece" else _LONGEST_UNBROKEN
+    if config.special_tokens != "bert":  # the text as it is
+        library = tokenizers.Tokenizer(models.BPE())
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        serialized = library.to_str()
+        return AccentSplitter(serialized, serialized, longest, reads_white_space=True)
     model = pipeline.word_piece_model(_SPECIALS)
     choices = [False, config.lowercase] if config.strip_accents is None else [config.strip_accents]
-    tokenizers_to_choose = [
-        _pipeline(replace(config, special_tokens="bert", strip_accents=strips), model).to_str() for strips in choices
-    ]
+    tokenizers_to_choose = [_pipeline(replace(config, strip_accents=strips), model).to_str() for strips in choices]
     return AccentSplitter(tokenizers_to_choose[0], tokenizers_to_choose[-1], longest)
 
 

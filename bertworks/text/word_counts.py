@@ -36,6 +36,8 @@ _MIN_WORDS = 100_000  # used for training even if memory is short
 _SPARE_ALPHABET = 50  # rare characters are added until the alphabet is 1/50 of the vocabulary
 _NEWLINES = re.compile("[\n\r\t]")
 BAD = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not text; also counted once for each word with it
+# Where a text that is read as it is can be cut: in front of a single space, which belongs to the word after it.
+_BEFORE_SPACE = re.compile(r"(?<=\S)(?= \S)")
 _BAD_WORD = re.compile(rf"(?<!\w)\w*+{BAD}[\w{BAD}]*")
 
 
@@ -99,11 +101,13 @@ class AccentSplitter:
         keeping: the tokenizer.json of the tokenizer that keeps accents.
         stripping: that of the tokenizer that strips them. Both are the same if the decision is known.
         max_length: characters; longer words are not counted.
+        reads_white_space: whether white space belongs to the words, as in byte-level BPE of the text as it is.
     """
 
     keeping: str
     stripping: str
     max_length: int
+    reads_white_space: bool = False
 
     @cached_property
     def _splitters(self) -> tuple[Splitter, Splitter]:
@@ -112,7 +116,7 @@ class AccentSplitter:
     def count(self, texts: Iterable[str]) -> AccentCounts:
         """The number of each word in texts, for both tokenizers."""
         keeping, stripping = self._splitters
-        chunks, bad = _count_chunks(texts)
+        chunks, bad = _count_chunks(texts, self.reads_white_space)
         shared, kept, stripped = Counter[str](), Counter[str](), Counter[str]()
         if bad:
             shared[BAD] = bad
@@ -132,22 +136,30 @@ class AccentSplitter:
         return self.count(texts), sum(map(len, texts))
 
 
-def _count_chunks(texts: Iterable[str]) -> tuple[Counter[str], int]:
+def _count_chunks(texts: Iterable[str], reads_white_space: bool = False) -> tuple[Counter[str], int]:
     """Count the chunks between two spaces.
+
+    Args:
+        reads_white_space: each chunk begins with the space in front of it, and other white space stays in it.
 
     Returns:
         The number of each chunk, without words that have bytes that are not text; and the number of those words.
     """
     chunks = Counter[str]()
     for text in texts:
-        chunks.update(_NEWLINES.sub(" ", text).split(" "))
+        if not reads_white_space:
+            chunks.update(_NEWLINES.sub(" ", text).split(" "))
+        elif not text.isspace():  # a document of white space has no words
+            chunks.update(_BEFORE_SPACE.split(text))
     del chunks[""]
     num_bad_words = 0
     for chunk in [chunk for chunk in chunks if BAD in chunk]:
         number = chunks.pop(chunk)
-        plain_chunk, bad_words = _BAD_WORD.subn(" ", chunk)
-        chunks[plain_chunk] += number
-        num_bad_words += bad_words * number
+        first_part, *other_parts = _BAD_WORD.split(chunk)
+        for part in (first_part, *other_parts):
+            if part and not part.isspace():
+                chunks[part] += number
+        num_bad_words += len(other_parts) * number
     return chunks, num_bad_words
 
 
