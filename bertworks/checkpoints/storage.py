@@ -31,6 +31,7 @@ from bertworks.io.atomic_write import (
 )
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
+_MOST_TENSORS = 20_000  # BERT-Large with the state of its optimizer has 1,200
 _LARGEST_JSON = 1 << 23
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -82,6 +83,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 header = int.from_bytes(start[:8], "little")
                 check(header <= _LARGEST_HEADER, "no header of a sensible length")
                 with safe_open(name, framework="pt") as opened:
+                    count = len(opened.keys())
+                    check(count <= _MOST_TENSORS, f"{count:,} tensors: more than any model or checkpoint has")
                     return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=DAMAGED) from None

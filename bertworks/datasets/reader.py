@@ -280,6 +280,7 @@ class RowReader:
         """JSON lines if the first line is an object by itself; else the whole file is one value."""
         lines = self._lines(long=format != "jsonl")
         number, first = next((number, line) for number, line in lines if line.strip())
+        _require_content(first, self.name, number)
         try:
             value = json.loads(first)
         except (ValueError, RecursionError):
@@ -395,8 +396,14 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
     return BertworksError(what, where=where, hint=hint)
 
 
+def _require_content(text: str, name: str, line: int) -> None:
+    """Raise BertworksError for a JSON value that is little else than empty lists, before it is parsed."""
+    require(not text_files.is_hollow(text), text_files.HOLLOW, f"{name}:{line}", "repair the line, or leave it out")
+
+
 def parse_json(text: str, name: str, line: int = 1) -> Any:
     """A JSON value; BertworksError if it is not JSON, or if an object names a field twice. line: where it begins."""
+    _require_content(text, name, line)
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:

@@ -273,7 +273,7 @@ def _start(work: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 def serve() -> None:
     """The loop of a worker process: reads inputs from standard input and writes results until the input ends. An
-    exception is a result too. If the parent was killed, the process ends without a word: no other process reads the
+    exception is a result too. If the parent was killed, the process ends without a word, since no process reads the
     results."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with the results

@@ -37,6 +37,8 @@ LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a s
 LARGEST_LINE = 1 << 28  # bytes; a larger line is an error where it is not cut
 STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
+_MOST_PARTS = 300_000  # lists and objects of a JSON value that may be nearly empty
+HOLLOW = "hundreds of thousands of empty lists or objects are no data"
 BAD_BYTES = "lines with bytes that are not text (replaced by \N{REPLACEMENT CHARACTER})"
 NO_LINE_FEED = "the lines end in carriage returns alone: only a line feed ends a line"
 CONVERT_LINE_ENDS = "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
@@ -302,6 +304,13 @@ def too_large(where: str, largest: int, why: str = "") -> BertworksError:
     option = f"--max-row-bytes {2 * largest >> 20}m" if largest >= 1 << 20 else f"--max-row-bytes {2 * largest}"
     hint = "write it as several rows" if largest >= LARGEST_LINE else f"if the row is right, allow it: {option}"
     return BertworksError(f"a row has more than {largest:,} bytes{why}", where=where, hint=hint)
+
+
+def is_hollow(json_text: str) -> bool:
+    """Whether a JSON value is little else than lists and objects: millions of empty ones have 3 bytes each in the file,
+    and take seconds and hundreds of megabytes once parsed. Rows of data have at least 6 characters for each of them."""
+    parts = json_text.count("[") + json_text.count("{")
+    return parts > _MOST_PARTS and len(json_text) < 6 * parts
 
 
 def rereadable(path: str | PathLike[str], owner: object) -> tuple[Path, str | None]:

@@ -184,6 +184,8 @@ class FileReader:
                     continue
                 value, problem = None, 'expected a JSON object like {"text": "..."} or a JSON string'
                 try:
+                    if text_files.is_hollow(line):
+                        raise ValueError(text_files.HOLLOW)
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     problem = f"this is not a JSON value ({error})"

@@ -34,7 +34,7 @@ class Phase(Settings):
     """
 
     num_steps: Positive
-    batch_size: Positive
+    batch_size: Size
     # The sampler, too, refuses lengths that are too small for the special tokens.
     sequence_length: Annotated[int, Range("5 or more", lambda x: x >= 5)] = 128
 
@@ -304,8 +304,8 @@ class FinetuneRecipe(Settings):
     """
 
     title: str
-    epochs: NotNegative = 0
-    batch_size: Positive = 16
+    epochs: SizeOrZero = 0
+    batch_size: Size = 16
     max_length: Annotated[int, Range(f"at least {MIN_LENGTH}, or 0", lambda x: x == 0 or x >= MIN_LENGTH)] = 0
     evaluations: Positive = 1
     select: Literal["last", "best"] = "last"

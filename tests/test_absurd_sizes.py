@@ -1,0 +1,66 @@
+"""Absurd sizes are refused before anything is parsed or computed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertworks.checkpoints.storage import read_tensors
+from bertworks.datasets.reader import RowReader
+from bertworks.errors import BertworksError, UsageError
+from bertworks.text.corpus import CorpusReader
+from bertworks.training.recipe import load_finetune_recipe, load_recipe
+
+
+def write_empty_tensors(path: Path, count: int) -> Path:
+    header = {f"{n:x}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(count)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    return path
+
+
+def test_tens_of_thousands_of_empty_tensors(tmp_path: Path) -> None:
+    with pytest.raises(BertworksError, match="60,000 tensors: more than any model or checkpoint has"):
+        read_tensors(write_empty_tensors(tmp_path / "many.safetensors", 60_000))
+    assert len(read_tensors(write_empty_tensors(tmp_path / "few.safetensors", 5_000))) == 5_000
+
+
+@pytest.mark.parametrize("part", ["[]", "{}"])
+def test_millions_of_empty_lists(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hollow = "[" + f"{part}," * 3_000_000 + "[]]"
+    good = '{"text": "A film.", "label": "a"}\n' * 200
+    rows = f'[{{"text": "A", "label": "a"}}, {{"text": "B", "z": {hollow}}}]'
+    whole = json.loads
+
+    def loads(text: str, **options: Any) -> Any:
+        assert len(text) < 1_000_000, "it is parsed"
+        return whole(text, **options)
+
+    monkeypatch.setattr("json.loads", loads)
+    for name, content in {
+        "a.jsonl": f'{good}{{"text": {hollow}}}\n', "b.json": hollow, "c.json": f'{{"data": {hollow}}}', "d.json": rows,
+        "e.jsonl": f'{{"text": {hollow}, "label": "a"}}\n{good}',
+    }.items():  # fmt: skip
+        path = tmp_path / name
+        path.write_text(content)
+        with pytest.raises(BertworksError, match="empty lists or objects are no data"):
+            list(RowReader(path))
+    reader = CorpusReader([tmp_path / "a.jsonl"])
+    assert len(list(reader)) == 200
+    assert any("malformed" in issue for issue in reader.report.issues())
+
+
+def test_many_short_rows_in_one_json_value_are_data(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("[" + ",".join(f'{{"t":{n}}}' for n in range(301_000)) + "]")
+    assert sum(1 for _ in RowReader(path)) == 301_000
+
+
+@pytest.mark.parametrize("option", ["batch_size", "epochs"])
+def test_absurd_numbers_of_a_training(option: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"{option} is 1000000000000: expected [01] to 1,048,576"):
+        load_finetune_recipe("stable", [f"{option}=1000000000000"])
+    with pytest.raises(UsageError, match=r"batch_size is 1000000000000: expected 1 to 1,048,576"):
+        load_recipe("bert-tiny", ["train.phases.0.batch_size=1000000000000"])
