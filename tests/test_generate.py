@@ -222,15 +222,16 @@ def test_the_end_token_of_the_model_ends_a_text(folder: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.75])
-def test_a_finished_text_never_runs_out_of_positions(folder: Path, kept: float, monkeypatch: pytest.MonkeyPatch):
+def test_a_finished_text_never_runs_out_of_positions(kept: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It stays in the cache for a while, and is longer than the others."""
     texts, options = ["x" * 90, "short", "a text"], {"max_tokens": 40, "temperature": 1.0, **EXACT}
-    monkeypatch.setattr("bertworks.inference.causal_lm._end_ids", lambda source: [])
-    free = list(bw.generate(folder, texts, **options))
+    write_gpt2(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": []}')
+    free = list(bw.generate(tmp_path, texts, **options))
     end = next(number for number in free[0]["ids"][:5] if number not in free[1]["ids"] + free[2]["ids"])
-    monkeypatch.setattr("bertworks.inference.causal_lm._end_ids", lambda source: [end])
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     monkeypatch.setattr("bertworks.inference.generation._KEPT", kept)
-    first, *others = bw.generate(folder, texts, **options)
+    first, *others = bw.generate(tmp_path, texts, **options)
     assert (first["ids"], first["finish_reason"]) == (free[0]["ids"][: free[0]["ids"].index(end)], "end_token")
     assert others == free[1:]
     assert [len(one["ids"]) for one in others] == [40, 40]
