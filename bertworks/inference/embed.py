@@ -23,7 +23,7 @@ from bertworks.datasets.infer_schema import holds_codes, study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, expect, listed, names_of, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.events import Event
 from bertworks.inference import predict
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
@@ -32,7 +32,16 @@ from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.binary_files import write_npy
 from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk
-from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, first_rows, rows_of_texts
+from bertworks.io.tables import (
+    Data,
+    ReadOptions,
+    as_text,
+    choose_column,
+    find_column,
+    first_rows,
+    rows_of_texts,
+    texts_of,
+)
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
@@ -144,7 +153,7 @@ class Embedder:
 
         Raises:
             UsageError: not a list, or not of strings."""
-        texts = listed(texts, "embed([text])[0]")
+        texts = list(texts_of(texts, "embed([text])[0]"))
         parts = predict.portions(texts, lambda text: len(text) if isinstance(text, str) else 0)
         vectors = [self.portion(part, prompt)[0] for part in parts]
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *vectors])
@@ -232,7 +241,7 @@ def embed(
         UsageError: not a list.
         BertworksError: no such model.
     """
-    texts = listed(texts, "embed(model, [text])[0]")  # before the model is loaded
+    texts = list(texts_of(texts, "embed(model, [text])[0]"))  # before the model is loaded
     return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 

@@ -23,6 +23,7 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.values import similar_labels
 from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.task_metrics import TASKS, named_spans
@@ -298,10 +299,13 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     with_capitals = sum(text != text.lower() for text in texts)
     voiced = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
     plain = unicodedata.normalize("NFD", voiced)[:1]
+    # Rows that are evaluated by models of the other rows are counted once.
+    similar = similar_labels({n: train + (0 if report.is_validated else dev) for n, (train, dev) in labels.items()})
     found = {  # by their names in WARNINGS
         "leaked": leaked,
         "conflicts": report.conflicts.count,
         "copies": report.copies.count > MANY_COPIES * report.train,
+        "similar": similar,
         "missing": [name for name, (train, dev) in labels.items() if dev and not train],
         "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
         "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
@@ -318,5 +322,6 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "share": most / report.train, "times": most / max(1, least), "too_long": too_long, "voiced": voiced,
         "plain": plain, "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
         **{key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)},
+        "similar": "; ".join(similar),
     }  # fmt: skip
     return [WARNINGS[name].format_map(shown) for name, applies in found.items() if applies]
