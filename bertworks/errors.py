@@ -4,7 +4,7 @@ Any other exception that reaches the command line is a bug.
 """
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -38,25 +38,57 @@ class UsageError(BertworksError):
     exit_code = 2
 
 
-def several(values: Iterable[_T], hint: str, what: str = "text") -> Iterable[_T]:
-    """Check that an argument holds several values: a string would be read letter by letter.
+def column_names_of(data: object) -> list[str] | None:
+    """The names of the columns of a table in memory: a dict of columns, or a table of pandas, polars, pyarrow or
+    datasets; None if the value is no table."""
+    if isinstance(data, Mapping):
+        return [str(name) for name in data]
+    for attribute in ("column_names", "columns"):  # pyarrow and datasets; pandas and polars
+        names = getattr(data, attribute, None)
+        if names is not None and isinstance(names, Iterable):
+            return [str(name) for name in names]
+    return None
+
+
+def several(values: Iterable[_T], hint: str, what: str = "text", *, ordered: bool = True) -> Iterable[_T]:
+    """Check that an argument holds several values, one after the other. Everything that reads a list of texts, labels,
+    names or ids asks this function.
+
+    A string would be read letter by letter, a table by the names of its columns, and a set in any order.
 
     Args:
         hint: what to type for one value.
         what: the name of one value in the message.
+        ordered: whether the order of the values matters; else a set will do.
 
     Raises:
-        UsageError: it is one string or one mapping, or cannot be iterated.
+        UsageError: it is one string, a table or a set, or cannot be iterated.
     """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        found = f"one {what}" if isinstance(values, str | bytes) else f"{values!r:.60}"
-        raise UsageError(f"expected a list of {what}s, not {found}", hint=hint)
+    if isinstance(values, str | bytes):
+        raise UsageError(f"expected a list of {what}s, not one {what}", hint=hint)
+    if isinstance(values, set | frozenset) and ordered:
+        problem = f"expected a list of {what}s, not a set, which has no order: {values!r:.60}"
+        raise UsageError(problem, hint="give a list, as sorted(VALUES)")
+    columns = column_names_of(values)
+    if columns and not isinstance(values, Mapping):
+        problem = f"expected a list of {what}s, not a table with the columns {first_names(columns)}"
+        raise UsageError(problem, hint=f"give one of its columns, as TABLE[{columns[0]!r}]")
+    has_no_length = getattr(values, "shape", None) == ()  # an array of numpy with a single value
+    if columns is not None or has_no_length or not isinstance(values, Iterable):
+        raise UsageError(f"expected a list of {what}s, not {values!r:.60}", hint=hint)
+    if hasattr(values, "to_pylist"):  # a column of pyarrow, of which each value is an object of pyarrow
+        return list(values.to_pylist())
     return values
 
 
-def listed(values: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
+def listed(values: Iterable[_T], hint: str, what: str = "text", *, ordered: bool = True) -> list[_T]:
     """`several` as a list: of a list, an array, a column of a table, a generator."""
-    return list(several(values, hint, what))
+    return list(several(values, hint, what, ordered=ordered))
+
+
+def first_names(names: Sequence[str], count: int = 8) -> str:
+    """Up to `count` names in words, in their order."""
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def names_of(names: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def test_what_cannot_be_detected_is_refused(folder: Path):
         model.detect("a text")
     with pytest.raises(BertworksError, match="a text has no tokens"):
         model.detect(["a text", " "])
-    with pytest.raises(UsageError, match="1 is not a text"):
+    with pytest.raises(UsageError, match="text 1 is 1: expected a string"):
         model.detect([1])
     with pytest.raises(BertworksError, match="cannot fill: it has no masked LM head; it can embed, explain, detect"):
         model.fill(["a [MASK]"])

@@ -1175,6 +1175,33 @@ def test_rows_without_a_label(shell: Shell, model: Path) -> None:
     assert "--skip-unlabelled" in answer.split("next: ")[1]
 
 
+@says(
+    "labels that differ only in case, width or spaces are different classes: {}; if they are one: --join-labels",
+    "--join-labels reads it so; ",
+)
+def test_labels_in_two_spellings(shell: Shell, model: Path) -> None:
+    rows = [(f"a film {n}", ("pos", "neg", "Pos", "pos")[n % 4]) for n in range(60)]
+    data = table("d.csv", ("text", "label"), *rows)
+    answer = shell.works("check", data, "--model", model)
+    warning = (
+        "labels that differ only in case, width or spaces are different classes: {}; if they are one: --join-labels"
+    )
+    shell.shows(answer, warning)
+    assert "2 different values: neg, pos" in shell.works("check", data, "--model", model, "--join-labels")
+    train = table("t.csv", ("text", "label"), *((text, label.lower()) for text, label in rows))
+    answer = shell.fails("check", train, "--dev", data, "--model", model)
+    shell.shows(answer, "--join-labels reads it so; ")
+    assert "60 rows" in shell.works("check", train, "--dev", data, "--model", model, "--join-labels")
+
+
+@says("if they are numbers: --task regression; else name another column with --label")
+def test_codes_with_leading_zeros(shell: Shell, model: Path) -> None:
+    data = table("d.csv", ("text", "label"), *((f"a film {n}", f"{n:04}") for n in range(60)))
+    answer = shell.fails("check", data, "--model", model)
+    shell.shows(answer, "if they are numbers: --task regression; else name another column with --label")
+    assert "numbers from 0 to 59" in shell.works("check", data, "--model", model, "--task", "regression")
+
+
 @says("; or leave such rows out: --skip-unlabelled")
 def test_rows_without_the_field_of_the_label(shell: Shell, model: Path) -> None:
     rows = [{"text": f"a film {n}"} | ({"label": ("pos", "neg")[n % 2]} if n % 3 else {}) for n in range(60)]

@@ -124,7 +124,7 @@ def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):
         bw.load(tmp_path / "absent")
     pretrained, wrong = bw.load(folders["pretrained"], device="cpu"), {
         "text 2 is None": lambda: pretrained.embed([TEXT, None]),
-        "1 is not a text": lambda: pretrained.fill([1]),
+        "text 1 is 1": lambda: pretrained.fill([1]),
         "the precision 'fp8'": lambda: bw.Embedder(folders["pretrained"], device="cpu", precision="fp8"),
         "the device 'tpu'": lambda: bw.Embedder(folders["pretrained"], device="tpu"),
         "the baseline 'zero'": lambda: bw.explain(folders["pretrained"], BLANK, baseline="zero", device="cpu"),

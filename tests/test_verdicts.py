@@ -16,7 +16,7 @@ from bertworks.batching.features import Features
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig, read_task_json
 from bertworks.datasets.schema import Item, Schema
-from bertworks.datasets.values import similar_labels
+from bertworks.datasets.values import misspelt_labels
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.decoding import make_featurizer
@@ -244,8 +244,8 @@ def test_labels_that_are_never_found_are_those_without_a_right_answer() -> None:
 
 def test_a_label_of_the_held_out_rows_alone_is_no_spelling_mistake() -> None:
     """HUM and NUM are two labels of TREC; "postive" is none."""
-    assert similar_labels("HUM", ["NUM", "LOC", "ENTY"]) == []
-    assert similar_labels("postive", ["positive", "negative"]) == ["positive"]
+    assert misspelt_labels("HUM", ["NUM", "LOC", "ENTY"]) == []
+    assert misspelt_labels("postive", ["positive", "negative"]) == ["positive"]
 
 
 def test_the_hint_names_a_pair_in_the_order_of_its_columns(tmp_path: Path) -> None:

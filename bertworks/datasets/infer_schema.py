@@ -61,6 +61,7 @@ def infer_schema(
     if len({*text, *label}) < len(text) + len(label):
         raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
     columns = study(reader, None if labelled else _SAMPLE_ROWS)
+    spelling_notes: list[str] = []
     require(next(iter(reader), None) is not None, "there are no rows", reader.name, "name a file that holds rows")
     try:
         schema = _by_layout(reader, columns, text, label)
@@ -85,9 +86,11 @@ def infer_schema(
     if not labelled:
         schema = replace(schema, label=(), separator="")
     elif schema.label:
-        schema = replace(schema, labels=find_labels(reader, schema))
+        labels, spelling_notes = find_labels(reader, schema)
+        schema = replace(schema, labels=labels)
         _check_labels(schema, columns[schema.label[0]], reader.name, is_explicit=task is not None)
-    return schema, [*schema_notes(schema, columns), *_certainty(schema, columns, reader, {*text, *label})]
+    notes = [*schema_notes(schema, columns), *spelling_notes]
+    return schema, [*notes, *_certainty(schema, columns, reader, {*text, *label})]
 
 
 def study(reader: RowReader, count: int | None) -> dict[str, Column]:
@@ -328,7 +331,8 @@ def _candidates(columns: Columns, texts: Names) -> list[Column]:
     found = [c for c in found if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)]
     found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
     found = [c for c in found if c.mean_length < _DATE or not _holds_ids(c)]
-    return [c for c in found if c.has_few_values or (c.is_numeric and c.fractions) or _has_decimal_commas(c)]
+    fractions = [c for c in found if c.is_numeric and c.fractions and not c.leading_zeros]
+    return [c for c in found if c.has_few_values or c in fractions or _has_decimal_commas(c)]
 
 
 def _find_id(columns: Columns) -> str | None:
@@ -393,6 +397,9 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
         hint = "add rows with another label"
     elif task == "classification" and not (is_explicit or few) and len(labels) > MAX_CLASSES:
         what = f"{len(labels):,} different values in {count} are not classes"
+        if column.leading_zeros:
+            what += ", and those with leading zeros are codes and no numbers"
+            hint = "if they are numbers: --task regression; else name another column with --label"
     elif task == "regression" and column.low == column.high and column.is_numeric:
         what, hint = f"all {count} have the same number, {column.low}", "add rows with other numbers"
     elif task == "tagging" and not set(labels) - {"O"}:

@@ -64,6 +64,7 @@ class Schema:
     raw: tagging of texts: no column holds words.
     bare_types: tagging: all labels but O are types of entities.
     any_label: labels that are not among `labels` are read as well, and are no errors.
+    join_labels: labels that differ only in case, width or spaces are one class.
     """
 
     task: TaskType
@@ -79,6 +80,7 @@ class Schema:
     raw: bool = False
     bare_types: bool = False
     any_label: bool = False
+    join_labels: bool = False
 
 
 def items(
@@ -153,7 +155,12 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
     for column in (*schema.text, *schema.label):
         find_column(reader.columns, reader.name, column, "--label" if column in schema.label else "--text")
     names = (reader.options.label_names or "").split(",")
-    return replace(schema, decimal=reader.options.decimal, label_names=tuple(filter(None, map(str.strip, names))))
+    return replace(
+        schema,
+        decimal=reader.options.decimal,
+        label_names=tuple(filter(None, map(str.strip, names))),
+        join_labels=reader.options.join_labels,
+    )
 
 
 def read_item(row: Row, schema: Schema) -> Item:
@@ -180,7 +187,8 @@ def read_item(row: Row, schema: Schema) -> Item:
     def name(column: str | None) -> str:
         return "" if column is None else values.label_text(row.values.get(column)) or ""
 
-    return Item(texts, label, where, name(schema.id), name(schema.document), schema.raw)
+    document = values.canonical_label(name(schema.document))  # rows of group 1 and of group 1.0 stay together
+    return Item(texts, label, where, name(schema.id), document, schema.raw)
 
 
 def misplaced(item: Item) -> bool:
@@ -194,32 +202,43 @@ def overlapping(item: Item) -> bool:
     return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
 
 
-def find_labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
-    """All labels of the file. Rows with errors are left out: they are refused when they are read again, or here if the
-    others have too few labels.
+def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], list[str]]:
+    """All classes of the file, and notes on those that are written in several ways. The most frequent spelling names
+    the class. Rows with errors are left out: they are refused when they are read again, or here if the others have too
+    few labels.
 
     Raises:
         UsageError: a label is true of every row; the words count or repeat something.
     """
     if schema.task in ("regression", "qa", "choice"):
-        return ()
+        return (), []
     counts, rows, sample, errors = Counter[str](), 0, list[Item](), list[BertworksError]()
     for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
         rows += 1
         counts.update(label_names(item))
         sample += [item][: _CHECKED_ROWS - len(sample)]
-    if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
+    classes = values.spellings_of_classes(counts, join=reader.options.join_labels)
+    if len(classes.keys() - {"O"}) < 1 + (schema.task == "classification"):
         refuse_rows(errors, reader.name)
     if schema.task == "tagging" and (what := _no_words([item.texts for item in sample])):
         hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
         raise UsageError(f"the words of a row {what}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
     several = schema.task == "multilabel"
-    if always := [name for name, n in counts.items() if several and n == rows > 1 and name.lower() not in values.FLAGS]:
+    totals = {name: sum(spellings.values()) for name, spellings in classes.items()}
+    if always := [name for name, n in totals.items() if several and n == rows > 1 and name.lower() not in values.FLAGS]:
         hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
         raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
     names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
-    found = values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
-    return names if names and found else found
+    labels = values.sorted_labels(_true_tags(totals) if schema.task == "tagging" else totals)
+    if names and labels:
+        return tuple(names), []
+    return labels, [_spelling_note(classes[name]) for name in labels if len(classes[name]) > 1]
+
+
+def _spelling_note(spellings: Mapping[str, int]) -> str:
+    """The spellings of a class with their counts, in words. The first one names the class."""
+    written = values.first_names([f"{spelling!r} ({count:,})" for spelling, count in spellings.items()], _SHOWN_LABELS)
+    return f"one label in several spellings, read as {next(iter(spellings))!r}: {written}"
 
 
 def label_names(item: Item) -> list[str]:
@@ -286,12 +305,19 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     expected = str(TASKS[schema.task]["expected"]).replace("NUMBERS", numbers)
     if schema.task not in ("classification", "multilabel") and values.label_text(value) is None:
         raise values.missing_label(column, where, expected)
-    known = partial(values.known_label, labels=schema.labels, column=column, where=where, accept=schema.any_label)
+    known = partial(
+        values.known_label,
+        labels=schema.labels,
+        column=column,
+        where=where,
+        accept=schema.any_label,
+        join=schema.join_labels,
+    )
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
             return known(values.label_text(value))
         case "multilabel" if (parts := values.several_labels(value, schema.separator, schema.label_names)) is not None:
-            return tuple(map(known, parts))
+            return tuple(dict.fromkeys(map(known, parts)))
         case "regression" if math.isfinite(number := values.as_number(value, schema.decimal)):
             return number
         case "tagging" if (tags := values.list_of(value)) is not None:

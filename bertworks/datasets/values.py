@@ -12,14 +12,15 @@ import itertools
 import json
 import math
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any
 
 from bertworks.datasets.annotations import span_of
-from bertworks.errors import BertworksError, names_of as names_of
+from bertworks.errors import BertworksError, first_names as first_names, names_of as names_of
 from bertworks.io.tables import COLUMN_NAMES, TEXT_NAMES, first_rows, is_header, split_rows
 
 # The label, whatever else there is; others.
@@ -47,6 +48,8 @@ CODES = re.compile(  # dates, numbers, ids and addresses instead of language
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
 WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
 SPLIT = re.compile(r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I)
+_WHOLE_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
+_LEADING_ZEROS = re.compile(r"[+-]?0[0-9]+(\.[0-9]+)?")  # of a code, as a postal code: no number is written so
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")]
 FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}  # whether a label is true
@@ -171,7 +174,7 @@ def label_text(value: Any) -> str | None:
 
 def flag_of(value: Any, column: str, where: str) -> bool:
     """Whether the label with the name of a column is true."""
-    name = _canonical(label_text(value) or "").lower()
+    name = canonical_label(label_text(value) or "").lower()
     hint = "write 1 where the label is true, 0 where it is not"
     if not name:
         raise missing_label(column, where, hint)
@@ -192,7 +195,7 @@ def several_labels(value: Any, separator: str, names: Sequence[str] = ()) -> lis
         return None
     texts = [text for part in parts if (text := label_text(part)) is not None]
     if names:
-        flags = [FLAGS.get(_canonical(text).lower()) for text in texts]
+        flags = [FLAGS.get(canonical_label(text).lower()) for text in texts]
         are_flags = len(flags) == len(names) and None not in flags
         return [name for name, flag in zip(names, flags) if flag] if are_flags else None
     return list(dict.fromkeys(texts))
@@ -205,29 +208,32 @@ def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(names if any(map(math.isnan, numbers.values())) else sorted(names, key=numbers.__getitem__))
 
 
-def first_names(names: Sequence[str], count: int) -> str:
-    """Up to `count` names in words."""
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+def known_label(
+    label: str | None, labels: Sequence[str], column: str, where: str, *, accept: bool = False, join: bool = False
+) -> str:
+    """The label, or the only one of `labels` that other programs write like it (see `canonical_label`).
 
-
-def known_label(label: str | None, labels: Sequence[str], column: str, where: str, *, accept: bool = False) -> str:
-    """The label, or the only one of `labels` that other programs write like it (1 and 1.0, true and True).
-
-    labels: (): any. accept: other labels are no errors.
+    labels: (): any. accept: other labels are no errors. join: labels may also differ as `folded_label` says.
     """
     hint = f"the labels are: {first_names(labels, _LISTED_LABELS)}" if labels else "write one there, or remove the row"
     if label is None:
         raise missing_label(column, where, hint)
     if label in labels or not labels:
         return label
-    same = [known for known in labels if _canonical(known) == _canonical(label)]
+    same = [known for known in labels if canonical_label(known) == canonical_label(label)]
+    similar = [known for known in labels if folded_label(known) == folded_label(label)]
+    if join and not same:
+        same = similar
     if len(same) == 1 or accept:
         return same[0] if len(same) == 1 else label
-    close = [f"did you mean {name!r}? " for name in similar_labels(label, labels)]
-    raise BertworksError(f"the label {label!r} is not known", where=where, hint="".join([*close, hint]))
+    close = similar or misspelt_labels(label, labels)
+    suggestion = "".join(f"did you mean {name!r}? " for name in close[:1])
+    if len(similar) == 1:
+        suggestion += "--join-labels reads it so; "
+    raise BertworksError(f"the label {label!r} is not known", where=where, hint=suggestion + hint)
 
 
-def similar_labels(label: str, labels: Sequence[str]) -> list[str]:
+def misspelt_labels(label: str, labels: Sequence[str]) -> list[str]:
     """The label that may be meant by an unknown one, which has hardly more than a wrong letter; []: none.
 
     Short names that differ in one letter of three, as HUM and NUM, are two labels.
@@ -235,10 +241,42 @@ def similar_labels(label: str, labels: Sequence[str]) -> list[str]:
     return difflib.get_close_matches(label, labels, 1, cutoff=SIMILAR)
 
 
-def _canonical(label: str) -> str:
+def canonical_label(label: str) -> str:
+    """The usual spelling of a class: programs write 1 also as 1.0, and true also as True or TRUE. The comparison is one
+    of texts: 01 and 1.10 are other classes than 1 and 1.1, and true is not 1."""
     if label.lower() in ("true", "false"):
         return label.lower()
-    return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label
+    whole_number = _WHOLE_NUMBER.fullmatch(label)
+    return whole_number[1] if whole_number else label
+
+
+def folded_label(label: str) -> str:
+    """What labels have in common that differ only in case, width or spaces: pos, Pos and full-width ｐｏｓ."""
+    visible = "".join(character for character in label if unicodedata.category(character) != "Cf")
+    return " ".join(unicodedata.normalize("NFKC", canonical_label(visible)).casefold().split())
+
+
+def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, dict[str, int]]:
+    """The classes of a file: the most frequent spelling of each, with the counts of all of its spellings. Of equally
+    frequent ones the shortest names the class.
+
+    join: labels are one class as `folded_label` says; else only as `canonical_label` says.
+    """
+    groups: dict[str, dict[str, int]] = {}
+    for label, count in counts.items():
+        groups.setdefault(folded_label(label) if join else canonical_label(label), {})[label] = count
+    classes = {}
+    for spellings in groups.values():
+        ordered = sorted(spellings, key=lambda label: (-spellings[label], len(label), label))
+        classes[ordered[0]] = {label: spellings[label] for label in ordered}
+    return classes
+
+
+def similar_labels(counts: Mapping[str, int]) -> list[str]:
+    """Classes that differ only in case, width or spaces, each group in words: "'pos' (12) and 'Pos' (3)"."""
+    groups = spellings_of_classes(counts, join=True).values()
+    several = [group for group in groups if len(group) > 1]
+    return [" and ".join(f"{label!r} ({count:,})" for label, count in group.items()) for group in several]
 
 
 def as_number(value: Any, decimal: str = ".") -> float:
@@ -274,7 +312,7 @@ def answers_of(value: Any) -> list[tuple[int, str]] | None:
 
 def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
     """Which choice is right, from 0: by its number (`first` for the first), its letter or its own text."""
-    name = label_text(value) or ""
+    name = canonical_label(label_text(value) or "")
     if name.isdecimal() and 0 <= int(name) - first < len(choices):
         return int(name) - first
     letters = [chr(ord("A") + number) for number in range(len(choices))]
@@ -296,13 +334,15 @@ class Column:
     characters: int = 0
     numbers: int = 0  # values that are numbers
     fractions: int = 0  # numbers that are not whole
+    leading_zeros: int = 0  # numbers that are written like codes, as 007
     low: float = math.inf
     high: float = -math.inf
     lists: int = 0  # values that are lists
     entries: int = 0  # of all lists
     single: int = 0  # lists with one text
     answers: int = 0  # values that are answers to a question
-    values: Counter[str] = field(default_factory=Counter)  # the first _MAX_VALUES different ones
+    # The first _MAX_VALUES different ones, in the spelling of `canonical_label`.
+    values: Counter[str] = field(default_factory=Counter)
     has_more_values: bool = False
 
     @property
@@ -336,6 +376,7 @@ class Column:
     @property
     def has_amounts(self) -> bool:
         """Whether numbers are amounts and not names of classes: with fractions, or many of them with gaps between.
+        Values with leading zeros are codes.
 
         If there are many different values, some of them may be no numbers: they are errors, reported when the rows are
         read.
@@ -343,6 +384,8 @@ class Column:
         many = len(self.values) > MAX_CLASSES
         gaps = self.high - self.low + 1 > len(self.values)
         numeric = self.is_numeric or (many and self.numbers >= MOST * self.filled)
+        if self.leading_zeros:
+            return False
         return numeric and (self.fractions > 0 or (many and (gaps or self.has_more_values)))
 
     def holds(self, pattern: re.Pattern[str], part: float = MOST) -> bool:
@@ -371,8 +414,9 @@ class Column:
         if math.isfinite(number):
             self.numbers += 1
             self.fractions += not number.is_integer()
+            self.leading_zeros += _LEADING_ZEROS.fullmatch(text) is not None
             self.low, self.high = min(self.low, number), max(self.high, number)
-        text = text[:_LONGEST_VALUE]
+        text = canonical_label(text[:_LONGEST_VALUE])
         if text in self.values or len(self.values) < _MAX_VALUES:
             self.values[text] += 1
         else:

@@ -27,7 +27,7 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Item, Schema, items, label_names
-from bertworks.datasets.values import first_names, similar_labels
+from bertworks.datasets.values import first_names, misspelt_labels
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.evaluation.mlm_portions import mlm_figures, mlm_job, network_of
 from bertworks.evaluation.training_data import training_copies
@@ -330,7 +330,7 @@ def _with_labels_of(
 
 def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str]:
     """A note on the labels that the model was not trained on: at most 5, with the known one that may be meant."""
-    close = {name: similar_labels(name, known) for name in list(unknown)[:5]}
+    close = {name: misspelt_labels(name, known) for name in list(unknown)[:5]}
     names = [f"{name!r} ({unknown[name]:,}{''.join(f', did you mean {n!r}?' for n in close[name])})" for name in close]
     what = f"{len(unknown):,} label{'s' * (len(unknown) != 1)} never trained, rows that count as mistakes"
     return [f"{what}: {', '.join(names)}{', ...' * (len(unknown) > 5)}"] if unknown else []

@@ -22,6 +22,7 @@ from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.errors import require
 from bertworks.inference.engine import LazyModel, compute_each, open_model
 from bertworks.io.processes import chunk_by_size
+from bertworks.io.tables import texts_of
 from bertworks.metrics.classification import area_under_curve
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, TokenHead
@@ -69,6 +70,7 @@ def detect(
         UsageError: a text that is no string.
         BertworksError: no such model, or one without the head for replaced tokens.
     """
+    texts = texts_of(texts, "detect(model, [text])")
     source = open_model(model, device)
     network, t = source.network(Discriminator), source.tokenizer
     room = source.config.max_position_embeddings - t.template.num_special()

@@ -23,7 +23,7 @@ from bertworks.datasets.infer_schema import holds_codes, study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import FileKind, kind_of
-from bertworks.errors import BertworksError, UsageError, expect, listed, names_of, quoted, require
+from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.events import Event
 from bertworks.inference import predict
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
@@ -32,7 +32,16 @@ from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.binary_files import write_npy
 from bertworks.io.portions import Portions
 from bertworks.io.processes import Bulk
-from bertworks.io.tables import Data, ReadOptions, as_text, choose_column, find_column, first_rows, rows_of_texts
+from bertworks.io.tables import (
+    Data,
+    ReadOptions,
+    as_text,
+    choose_column,
+    find_column,
+    first_rows,
+    rows_of_texts,
+    texts_of,
+)
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
@@ -146,10 +155,10 @@ class Embedder:
 
         Raises:
             UsageError: not a list, or not of strings."""
-        return self.embed_and_count(listed(texts, "embed([text])[0]"), prompt=prompt)[0]
+        return self.embed_and_count(texts, prompt=prompt)[0]
 
     def embed_and_count(
-        self, texts: Sequence[str], *, prompt: str | None = None, counts: Truncation | None = None
+        self, texts: Iterable[str], *, prompt: str | None = None, counts: Truncation | None = None
     ) -> tuple[Vectors, Truncation]:
         """The vectors, as `embed`; and how many texts were truncated, and how much of them was left out.
 
@@ -157,6 +166,7 @@ class Embedder:
 
         Raises:
             UsageError: not strings."""
+        texts = list(texts_of(texts, "embed([text])[0]"))
         counts = Truncation() if counts is None else counts
         longest = self.settings.max_length or self.tokenizer.model_max_length
         room = longest - self.tokenizer.template.num_special()
@@ -264,7 +274,7 @@ def embed(
         UsageError: not a list.
         BertworksError: no such model.
     """
-    texts = listed(texts, "embed(model, [text])[0]")  # before the model is loaded
+    texts = list(texts_of(texts, "embed(model, [text])[0]"))  # before the model is loaded
     return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.checkpoints.generation_config import GenerationConfig
-from bertworks.errors import expect, listed, several
+from bertworks.errors import expect, listed
 from bertworks.inference.causal_lm import CausalModel
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.io.processes import chunk_by_size
+from bertworks.io.tables import texts_of
 from bertworks.models.cache import KeyValueCache
 from bertworks.models.layout import Layout
 from bertworks.training.device import THREADS, PrecisionOption
@@ -72,7 +73,9 @@ class SamplingOptions:
     sampling: Literal["options", "model"] = "options"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", tuple(listed(self.stop, "give a list of strings", "stop string")))
+        object.__setattr__(
+            self, "stop", tuple(listed(self.stop, "give a list of strings", "stop string", ordered=False))
+        )
         rules = [
             (self.max_tokens >= 1, "max_tokens is {max_tokens}: expected 1 or more"),
             (0 <= self.temperature < float("inf"), "temperature is {temperature}: expected a number from 0"),
@@ -341,7 +344,7 @@ def generate(
         BertworksError: no such model, or one that reads in both directions; a text without tokens, or with as many as
             the model reads.
     """
-    texts = several(texts, "generate(model, [text])")
+    texts = texts_of(texts, "generate(model, [text])")
     options = SamplingOptions(
         max_tokens=max_tokens,
         temperature=temperature,

@@ -19,10 +19,11 @@ from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
-from bertworks.errors import expect, quoted, require, several
+from bertworks.errors import expect, quoted, require
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score
 from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
+from bertworks.io.tables import texts_of
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
@@ -167,7 +168,7 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
         UsageError: one text and no list; k is not positive.
         BertworksError: no such model, or a text without a mask.
     """
-    texts = several(texts, "fill(model, [text])")
+    texts = texts_of(texts, "fill(model, [text])")
     yield from map(partial(Filler(model), k=k), texts)
 
 
@@ -201,7 +202,7 @@ def score(
         UsageError: one sentence and no list; `within_word` with a model that masks nothing.
         BertworksError: no such model, one without a masked LM head, or an empty sentence.
     """
-    sentences = several(sentences, "score(model, [text])")
+    sentences = texts_of(sentences, "score(model, [text])")
     source = open_model(model, device)
     if source.config.direction == "left_to_right":
         what = "within_word masks pieces of words, but this model reads from left to right and masks nothing"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.resolve import task_folder
 from bertworks.config import packaged_table
-from bertworks.errors import BertworksError, listed
+from bertworks.errors import BertworksError
 from bertworks.inference.causal_lm import Score
 from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import Detection, detect
@@ -19,7 +19,7 @@ from bertworks.inference.generation import Generation, SamplingOptions, TextGene
 from bertworks.inference.masked_lm import Filler, Filling, score
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert
-from bertworks.io.tables import Data
+from bertworks.io.tables import Data, texts_of
 from bertworks.training.device import Precision, PrecisionOption
 
 Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "predict"]
@@ -91,7 +91,7 @@ class LoadedModel:
             BertworksError: a text without a mask; the model has no masked LM head.
         """
         self._check("fill")
-        return [self._filler()(text, k) for text in listed(texts, "fill([text])[0]")]
+        return [self._filler()(text, k) for text in texts_of(texts, "fill([text])[0]")]
 
     def generate(self, texts: Iterable[str], **options: Any) -> list[Generation]:
         """The continuation of each text by a model that reads from left to right: see `bertworks.generate`.
@@ -105,7 +105,7 @@ class LoadedModel:
         """
         self._check("generate")
         chosen = SamplingOptions(**options)
-        return list(self._generator()(listed(texts, "generate([text])[0]"), chosen))
+        return list(self._generator()(texts_of(texts, "generate([text])[0]"), chosen))
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
         """The log-likelihood or pseudo-log-likelihood of each sentence: see `bertworks.score`.
@@ -115,7 +115,7 @@ class LoadedModel:
             BertworksError: an empty sentence; the model has no masked LM head.
         """
         self._check("score")
-        sentences = listed(sentences, "score([text])[0]")
+        sentences = list(texts_of(sentences, "score([text])[0]"))
         return list(score(self._opened, sentences, within_word=within_word, precision=self._precision))
 
     def detect(self, texts: Iterable[str]) -> list[Detection]:
@@ -126,7 +126,7 @@ class LoadedModel:
             BertworksError: a text without tokens; the model has no head for replaced tokens.
         """
         self._check("detect")
-        return list(detect(self._opened, listed(texts, "detect([text])[0]"), precision=self._precision))
+        return list(detect(self._opened, texts, precision=self._precision))
 
     def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.

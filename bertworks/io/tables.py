@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, Literal, TypeVar
 
-from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
+from bertworks.errors import BertworksError, UsageError, column_names_of, expect, first_names, listed, quoted, several
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
@@ -66,6 +66,7 @@ class ReadOptions:
         label_separator: The mark between several labels in one cell. Unset: inferred and printed.
         label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order: toxic,insult.
         skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
+        join_labels: Read labels that differ only in case, width or spaces as one. Unset: a warning counts them.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
@@ -93,6 +94,7 @@ class ReadOptions:
     label_separator: str | None = None
     label_names: str | None = None
     skip_unlabelled: bool = False
+    join_labels: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -379,8 +381,73 @@ def stored(data: Data, name: str = "rows") -> str | PathLike[str]:
 
 def are_rows(data: Any) -> bool:
     """Whether these are rows in memory, and not a list or a column of texts."""
-    is_table = isinstance(data, Mapping) or hasattr(data, "columns") or hasattr(data, "column_names")
-    return is_table or (isinstance(data, list | tuple) and isinstance(next(iter(data), None), Mapping))
+    if column_names_of(data) is not None:
+        return True
+    return isinstance(data, list | tuple) and isinstance(next(iter(data), None), Mapping)
+
+
+def texts_of(data: Any, hint: str, what: str = "text") -> Iterable[str]:
+    """The texts in the argument of a public function: those of a list, an array, a generator or a column of a table;
+    or of the text column of a table (see `text_column_of`). A generator is read as the texts are needed.
+
+    Args:
+        hint: what to type for one text.
+        what: the name of one text in messages.
+
+    Raises:
+        UsageError: it is one text, a set or a table without a text column; or a value is no text (raised when it is
+            reached).
+    """
+    if are_rows(data):
+        data = text_column_of(data)
+    values = several(data, hint, what)
+    return map(_checked_text, values, itertools.count(1), itertools.repeat(what))
+
+
+def _checked_text(value: Any, number: int, what: str) -> str:
+    if isinstance(value, str):
+        return value
+    is_nan = isinstance(value, float) and value != value
+    is_missing = value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
+    hint = f"leave missing {what}s out, as TABLE['text'].dropna()" if is_missing else f"give each {what} as a string"
+    raise UsageError(f"{what} {number} is {value!r:.60}: expected a string", hint=hint)
+
+
+def text_column_of(table: Any) -> Any:
+    """The text column of a table in memory: the only column, or the only one with a usual name of a text.
+
+    Raises:
+        UsageError: no column or several have such a name; a row lacks it; there are several tables.
+    """
+    is_list = isinstance(table, list | tuple)
+    rows = rows_of(table) if is_list else []
+    names = list(dict.fromkeys(str(name) for row in rows for name in row)) if is_list else column_names_of(table) or []
+    if not is_list:
+        _refuse_several_tables(table)
+        distinct_names(names)
+    usual = [name for name in names if name.strip().lower() in TEXT_NAMES]
+    texts = names if len(names) == 1 else usual
+    if len(texts) != 1:
+        problem = "this table has several columns of texts" if texts else "no column of this table is named as a text"
+        column = (texts or names or ["text"])[0]
+        example = f"[row[{column!r}] for row in ROWS]" if is_list else f"TABLE[{column!r}]"
+        what = f"{problem}: {first_names(texts or names)}" if names else "this table has no columns"
+        raise UsageError(what, hint=f"give the column with the texts, as {example}")
+    (name,) = texts
+    if is_list:
+        return [row.get(name) for row in rows]
+    column = table[next(key for key in (table if isinstance(table, Mapping) else names) if str(key) == name)]
+    return listed(column, "give one row as [{...}]", f"{name!r} value")
+
+
+def _refuse_several_tables(data: Any) -> None:
+    """Raises UsageError for a dict of tables, as `datasets` loads a data set with several parts."""
+    if not isinstance(data, Mapping):
+        return
+    parts = [name for name, part in data.items() if not isinstance(part, Mapping) and column_names_of(part)]
+    if parts:
+        what = f"there are several tables: {first_names(list(map(str, data)))}"
+        raise UsageError(what, hint=f"give one of them, as DATA[{parts[0]!r}]")
 
 
 def sources_of(inputs: Any) -> list[Any]:
@@ -401,13 +468,10 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
         UsageError: several tables; columns of the same name or of different lengths; a row that is no dict; no rows.
     """
     if method := next((name for name in _TABLES if hasattr(data, name)), None):
-        own = getattr(data, "column_names", None)  # pyarrow, datasets; elsewhere `columns` has the names
-        distinct_names(list(map(str, getattr(data, "columns", ()) if own is None else own)))
+        distinct_names(column_names_of(data) or [])
         data = getattr(data, method)(*_TABLES[method])
     if isinstance(data, Mapping):
-        if parts := [name for name, part in data.items() if hasattr(part, "columns") or hasattr(part, "column_names")]:
-            what = f"there are several tables: {', '.join(map(str, data))}"
-            raise UsageError(what, hint=f"give one of them, as DATA[{parts[0]!r}]")
+        _refuse_several_tables(data)
         columns = {name: listed(cells, "give one row as [{...}]", f"{name!r} value") for name, cells in data.items()}
         if len({len(cells) for cells in columns.values()}) > 1:
             lengths = ", ".join(f"{name} {len(cells)}" for name, cells in columns.items())
@@ -421,12 +485,16 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
 
 
 def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
-    """A list of texts as rows in memory: one after the other in these columns. Other data as they are.
+    """Texts as rows in memory: one after the other in these columns. They may be a list, an array or a column of a
+    table. Other data as they are.
 
     Raises:
-        UsageError: the last row has fewer texts than columns.
+        UsageError: the last row has fewer texts than columns; a set.
     """
-    if not isinstance(data, list) or not all(isinstance(text, str) for text in data):
+    if isinstance(data, str | PathLike) or are_rows(data):
+        return data
+    data = listed(data, _ROWS_HINT, "row")
+    if not all(isinstance(text, str) for text in data):
         return data
     what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
     expect(len(data) % len(columns) == 0, what, hint="give all texts of each row, in this order")

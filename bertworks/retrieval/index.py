@@ -28,7 +28,7 @@ from bertworks.inference.predict import fingerprint, notes_on, portions, results
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.processes import Bulk
 from bertworks.io.remote import as_path
-from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, first_rows, usual_column
+from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, first_rows, texts_of, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state
@@ -116,7 +116,7 @@ class Index(Documents):
             UsageError: a text is empty, or there are more or fewer ids or fields than texts.
             BertworksError: another process writes to the index, or the model does not match.
         """
-        texts = listed(texts, "add([text])")
+        texts = list(texts_of(texts, "add([text])"))
         count = len(texts)
         ids = ids if ids is None else listed(ids, "add([text], [id])", "id")
         if any(values is not None and len(values) != count for values in (ids, fields)):
@@ -135,7 +135,7 @@ class Index(Documents):
     def delete(self, ids: Iterable[str]) -> int:
         """Delete the documents with these ids. The number of deleted documents; their texts stay on disk until
         `compact`."""
-        names = list(map(str, listed(ids, "delete([id])", "id")))
+        names = list(map(str, listed(ids, "delete([id])", "id", ordered=False)))
         with self.changing():
             before = len(self)
             self.commit(self.without(names))
@@ -216,6 +216,7 @@ class Index(Documents):
 
     def scores(self, queries: Sequence[str], ranking: Ranking = "hybrid") -> Iterator[Scores]:
         """For each query float32 [documents, including deleted ones]: -inf if a document is no hit."""
+        queries = list(texts_of(queries, "scores([query])", "query"))
         size = max(1, _MAX_SCORES // max(1, len(self.alive)))
         for start in range(0, len(queries), size):
             group = queries[start : start + size]

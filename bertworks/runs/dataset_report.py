@@ -23,6 +23,7 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table
 from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.values import similar_labels
 from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.task_metrics import TASKS, named_spans
@@ -372,11 +373,15 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
     with_capitals = sum(text != text.lower() for text in texts)
     marked, plain = _lost_mark(texts, tokenizer)
+    # Rows that are evaluated by models of the other rows are counted once.
+    counts_of_labels = {n: train + (0 if report.is_validated else dev) for n, (train, dev) in labels.items()}
+    similar = similar_labels(counts_of_labels)
     found = {  # by their names in WARNINGS
         "leaked": leaked,
         "near_leaked": report.near_leaked.count,
         "conflicts": report.conflicts.count,
         "copies": report.copies.count > MANY_COPIES * report.train,
+        "similar": similar,
         "missing": [name for name, (train, dev) in labels.items() if dev and not train],
         "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
         "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
@@ -395,5 +400,6 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "times": most / max(1, least), "too_long": report.share_too_long, "marked": marked,
         "plain": plain, "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
         **{key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)},
+        "similar": "; ".join(similar),
     }  # fmt: skip
     return [WARNINGS[name].format_map(shown) for name, applies in found.items() if applies]

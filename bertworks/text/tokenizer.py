@@ -393,7 +393,8 @@ class Tokenizer:
 
     def _short(self, texts: Sequence[str]) -> list[ShortText]:
         """The texts without the inside of long runs."""
-        if wrong := [text for text in several(texts, "give [text]") if not isinstance(text, str)]:
+        texts = list(several(texts, "give [text]"))
+        if wrong := [text for text in texts if not isinstance(text, str)]:
             raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="give a string")
         return [ShortText.of(text, self._long_runs if len(text) > _PART else None) for text in texts]
 
