@@ -201,6 +201,7 @@ def test_a_roberta_of_the_first_version_keeps_its_function(
     assert (settings["model_type"], settings["lm_head_act"]) == ("bertworks-roberta", ours)
     with pytest.raises(ValueError, match="bertworks-roberta"):
         transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again")
+    assert "library_name: bertworks" in (tmp_path / "again" / "README.md").read_text()
     again = load_model(tmp_path / "again")
     assert again.config == config
     after = logits_of_bertworks(again.config, again.state, "ForMaskedLM")

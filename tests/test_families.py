@@ -7,6 +7,7 @@ Tiny random networks; every parameter is perturbed, biases and norms included: z
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,12 @@ from bertworks.checkpoints.hf_mapping import (
     from_huggingface,
     to_huggingface,
 )
+from bertworks.checkpoints.model_folder import save_settings
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRESETS, EncoderConfig
 from bertworks.models.encoder import Encoder, LMHead, TokenHead
 from bertworks.models.layout import Layout
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import Classification, MultipleChoice, SpanExtraction, TaskModel
 
@@ -439,6 +442,36 @@ def test_gelu_of_gpt_is_the_tanh_form():
         BertworksError, match=r"hidden_act is 'gelu': files of openai-gpt cannot name it\n  hint: use relu or gelu_tanh"
     ):
         config_to_huggingface(replace(config, hidden_act="gelu"), architectures=["OpenAIGPTModel"])
+
+
+@pytest.mark.parametrize(
+    ("family", "special_tokens", "first", "end"),
+    [
+        ("roberta", "roberta", "<s>", "</s>"),
+        ("xlm", "xlm", "<s>", "</s>"),
+        ("albert", "bert", "[CLS]", "[SEP]"),
+        ("gpt2", "gpt2", "<|endoftext|>", "<|endoftext|>"),
+        ("bert", "bert", None, None),
+    ],
+)
+def test_ids_of_tokens_are_those_of_the_tokenizer(
+    family: str, special_tokens: Any, first: str | None, end: str | None, tmp_path: Path
+):
+    """Without them transformers takes those of the published models, such as 50256 for GPT-2."""
+    kind: Any = "wordpiece" if special_tokens == "bert" else "bpe"
+    texts = ["the cat sat on the mat and saw a bird"] * 20
+    plain: dict[str, Any] = {} if special_tokens == "bert" else {"lowercase": False, "strip_accents": False}
+    settings = VocabularyConfig(size=300, algorithm=kind, special_tokens=special_tokens, **plain)
+    tokenizer, _ = train_vocabulary(texts, settings, workers=1)
+    config = config_from_huggingface({"model_type": family, "pad_token_id": 1})
+    head = {"architectures": ["Any"]}
+    save_settings(tmp_path, replace(config, vocab_size=tokenizer.vocab_size), tokenizer, head)
+    written = transformers.AutoConfig.from_pretrained(tmp_path)
+    numbers = {token: number for number, token in enumerate(tokenizer.tokens)}
+    assert (written.bos_token_id, written.eos_token_id) == (numbers.get(first or ""), numbers.get(end or ""))
+    assert written.pad_token_id == (None if tokenizer.pad_id < 0 else tokenizer.pad_id)
+    if family != "bert":
+        assert written.bos_token_id is not None
 
 
 def test_positions_of_roberta_need_its_padding_token():

@@ -220,7 +220,9 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
 
 def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:
     """README.md for a source without one."""
-    library = "bertworks" if str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE) else "transformers"
+    has_own_type = str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
+    has_own_type = has_own_type or hf_mapping.is_own_lm_head(model.config, head["architectures"])
+    library = "bertworks" if has_own_type else "transformers"
     remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
     values = {"name": " ".join(name.split()), "source": " ".join(source.split()), "c": model.config}
     values |= {"kind": head["architectures"][0], "library": library, "notes": remarks}
