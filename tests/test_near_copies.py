@@ -318,7 +318,25 @@ def test_few_texts_are_divided_by_rows_and_it_is_said() -> None:
     rows = [{"text": f"{'good' if n % 2 else 'bad'} film{'.' * (n % 3)}", "label": "np"[n % 2]} for n in range(60)]
     data = read_data(rows)
     assert both_sides(data)
-    assert [note for note in data.notes if note.startswith("rows in train and in dev may have the same text")]
+    (warning,) = [note for note in data.notes if note.startswith("WARNING")]
+    assert warning == "WARNING: copies of rows in train may be in dev: kept together, they would make too few groups"
+
+
+def test_near_copies_in_many_documents_do_not_join_these_and_it_is_said(tmp_path: Path) -> None:
+    """Copies that are exactly equal still do not cross the split."""
+    parts = []
+    for n in range(40):
+        sentences = f"Results{'!' * n} O\n\n{word(n)} B-x\nlives O\n\n"
+        parts.append(f"-DOCSTART- O\n\n{sentences}in O\n{word(100 + n // 2)} O\n\n")
+    (tmp_path / "d.conll").write_text("".join(parts))
+    data = read_data(tmp_path / "d.conll")
+    (warning,) = [note for note in data.notes if note.startswith("WARNING")]
+    assert warning.startswith(
+        "WARNING: near-copies of rows in train may be in dev: kept together, they would make too few"
+    )
+    train, dev = ({item.texts for item in part} for part in (data.train, data.dev))
+    assert not train & dev
+    assert {item.document for item in data.train}.isdisjoint(item.document for item in data.dev)
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

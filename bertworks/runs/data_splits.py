@@ -389,16 +389,25 @@ def _groups(
         return _joined(groups, copies.keys(num_parts, notes))
     # Short sentences that are in many documents would make one group of these.
     largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
-    copy_notes: list[str] = []
-    for keys, key_notes in ((copies.keys(num_parts, copy_notes), copy_notes), (copies.exact, copies.exact_notes())):
+    joined: list[Hashable] = groups
+    warnings: list[str] = []
+    for kind in ("near-copies", "copies") if near_copies else ("copies",):
+        copy_notes: list[str] = []
+        if kind == "near-copies":
+            keys = copies.keys(num_parts, copy_notes)
+        else:
+            keys = copies.exact
+            copy_notes = copies.exact_notes()
         joined = _joined(groups, keys)
         has_few_groups = len(set(joined)) < FEWEST_GROUPS
         if not has_few_groups and not (by_document and max(Counter(joined).values()) > largest):
-            notes += key_notes
+            notes += [*copy_notes, *warnings]
             break
+        if len(set(keys)) < len(rows):
+            effect = "too few groups" if has_few_groups else "a group of more than a tenth of the rows"
+            warnings = [f"WARNING: {kind} of rows in train may be in dev: kept together, they would make {effect}"]
     else:
-        if len(set(copies.exact)) < len(rows):
-            notes.append("rows in train and in dev may have the same text: kept together, they would be too few groups")
+        notes += warnings
         return groups
     is_pair = len(schema.text) == 2 and schema.task != "choice"
     options = [(0, 1), (0,), (1,)] if is_pair else [(0,)] * (schema.task == "choice")  # which of the texts
