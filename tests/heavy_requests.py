@@ -36,6 +36,7 @@ def texts(limits: Limits) -> dict[str, Any]:
         "control characters": "\x01" * (room // 6),
         "many texts": [letters(max(1, each // 2)) for _ in range(limits.texts)],
         "many words": [words(max(1, each), seed) for seed in range(limits.texts)],
+        "many long texts": [words(room // limits.texts - 12)] * limits.texts,
     }
 
 
@@ -92,6 +93,7 @@ def _rerank(info: Info, limits: Limits) -> dict[str, Body]:
     bodies = {what: {"query": "a", "texts": value, "return_text": True} for what, value in lists.items()}
     half = (limits.body_bytes - ROOM) // 2
     bodies["a long query"] = {"query": words(half), "texts": ["a"] * min(limits.texts, half // 8)}
+    bodies["a query in the lane of small bodies"] = {"query": words(8000), "texts": ["a"] * 1000}
     return bodies
 
 
@@ -127,7 +129,12 @@ def _explain(info: Info, limits: Limits) -> dict[str, Body]:
         text = [letters(count // 2), letters(count // 2)]
     elif info["task"] == "masked-lm":
         text = f"{info['mask_token']} {letters(count - 1)}"
-    return {"as many tokens as are permitted": {"inputs": text, "maps": True}}
+    bodies: dict[str, Body] = {"as many tokens as are permitted": {"inputs": text, "maps": True}}
+    if isinstance(text, str):
+        bodies["more tokens than are permitted"] = {
+            "inputs": f"{text} {letters((limits.body_bytes - ROOM) // 2 - 200)}"
+        }
+    return bodies
 
 
 def _tokenize(info: Info, limits: Limits) -> dict[str, Body]:

@@ -58,6 +58,7 @@ ANSWER_SECONDS = 30.0  # to make an answer, from when its results are there
 SMALL_ANSWER = 1 << 14  # bytes: made at once, and sent in one piece
 SENT_BYTES = 1 << 16  # of a larger answer, at once
 SEND_SECONDS = 30.0  # in which a client reads such a piece
+GROWTH = 1.15  # of the memory in use, after which unused memory is returned to the system
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
 PIECES = 16  # of each client, in a turn of the event loop
@@ -117,7 +118,10 @@ class Application:
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
         self.turns = Turns()
-        self._heap, self._overloaded = HeapTrimmer(), dict[str, int]()  # path -> requests refused and not logged yet
+        self._heap, self._overloaded = (
+            HeapTrimmer(growth=GROWTH),
+            dict[str, int](),
+        )  # path -> requests refused and not logged yet
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
             "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
@@ -125,9 +129,9 @@ class Application:
             "explanation": Batcher(1, patience=EXPLAIN_PATIENCE),
             "short explanation": Batcher(1, patience=EXPLAIN_PATIENCE),
         }
-        self._answers = Batcher(ANSWER_BATCH, patience=patience, workers=ANSWER_WORKERS)
+        self._answers = Batcher(ANSWER_BATCH, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS)
         self._lanes = {
-            size: Batcher(1, patience=patience, workers=workers, rank=1 + number)
+            size: Batcher(1, patience=patience, observe=self._observe_memory, workers=workers, rank=1 + number)
             for number, (size, workers) in enumerate(LANES.items())
         }
         for lane in self._lanes.values():
@@ -402,6 +406,11 @@ class Application:
         self._metrics.batch_tokens.observe(cost)
         self._metrics.inference.observe(seconds)
         self._heap.look()
+
+    def _observe_memory(self, units: int, cost: int, seconds: float) -> None:
+        """Called after a body was parsed or parts of answers were made, in the thread that did it. cost: in bytes."""
+        if cost > SMALL_ANSWER:
+            self._heap.look()
 
     def _health(self) -> Answer:
         since = [begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())]

@@ -12,7 +12,7 @@ import base64
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bertworks
+from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import NUM_BEST_SPANS, Decoder, sigmoid
@@ -45,12 +46,13 @@ from bertworks.serve.answers import (
     to_json,
 )
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
-from bertworks.text.tokenizer import Encoding
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]
 Rows = NDArray[np.float32]
+Ids = NDArray[np.int32]
 MAX_FILLINGS = 100  # of a mask
+TEXTS_AT_ONCE = 64  # texts that are read before the number of their tokens is checked
 PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
 QUERY_COST = 8  # of a search, in words of its query: what does not depend on them
@@ -132,9 +134,14 @@ class PretrainedEndpoints:
         dimensions = request.get("dimensions") or self._embedder.dimension
         check_answer(len(texts) * dimensions * value_bytes, self._limits.answer_bytes)
         prompt = self.info["prompts"].get(request.get("prompt_name"))
-        units, truncated = self._embedder.units(texts, prompt)
+        units, truncated, costs = list[ExampleGroup](), list[int](), list[int]()
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            more_units, more_truncated = self._embedder.units(texts[start : start + TEXTS_AT_ONCE], prompt)
+            units += more_units
+            truncated += more_truncated
+            costs += [len(unit[0].input_ids) for unit in more_units]
+            check_tokens(sum(costs), self._limits.tokens)  # what is too much is not read to its end
         _refuse_truncated(request, truncated)
-        costs = [len(unit[0].input_ids) for unit in units]
         rows = yield InferenceJob(units, costs, self._embedder.raw)
         return np.stack(rows), truncated, sum(costs)
 
@@ -290,7 +297,11 @@ class FinetunedEndpoints:
             size: the bytes of the answer to an item, at most.
         """
         items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
-        features = [item_features for item in items for item_features in self._predictor.reading([item])]
+        features, tokens = list[Features](), 0
+        for item_features in chain.from_iterable(self._predictor.reading([item]) for item in items):
+            features.append(item_features)
+            tokens += sum(len(example.input_ids) for example in item_features.unit)
+            check_tokens(tokens, self._limits.tokens)  # what is too much is not read to its end
         _refuse_truncated(request, [f.num_truncated for f in features])
         check_answer(sum(map(size, features)), self._limits.answer_bytes)
         # Windows of a long text are separate units: they may be in several batches.
@@ -366,8 +377,11 @@ class FinetunedEndpoints:
         return scores, [features.num_truncated for features, _ in pairs]
 
     def rerank(self, request: Request) -> Steps:
-        texts = request["texts"]
-        scores, truncated = yield from self.relevance(request["query"], texts, request)
+        query, texts, limit = request["query"], request["texts"], self._limits.body_bytes
+        characters = len(query) * len(texts) + sum(map(len, texts))  # the query is read again with each text
+        what = f"the texts, each with the query, have {characters:,} characters: expected {limit:,} at most"
+        grant(characters <= limit, 413, what, hint="shorten the query or send fewer texts")
+        scores, truncated = yield from self.relevance(query, texts, request)
         items = [{"index": number, "score": score} for number, score in enumerate(scores)]
         sizes = [RANK_BYTES] * len(items)
         if request["return_text"]:
@@ -538,30 +552,44 @@ class Abilities:
 
     def tokenize(self, request: Request) -> Steps:
         t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
-        encodings = t.encode_batch([prompt + text for text in _list_of(request["inputs"])])
-        check_tokens(sum(len(encoding.ids) for encoding in encodings), self.limits.tokens)
+        texts = [prompt + text for text in _list_of(request["inputs"])]
+        encoded, count = list[tuple[Ids, Ids]](), 0  # of each text its ids and offsets: arrays need little memory
+        for ids, offsets in chain.from_iterable(t.arrays([text]) for text in texts):
+            encoded.append((ids, offsets))
+            count += len(ids) + t.template.num_special()
+            check_tokens(count, self.limits.tokens)  # what is too much is not read to its end
         yield InferenceJob()
-        has_special = request["add_special_tokens"]
+        added = request["add_special_tokens"]
+        prefix, suffix = (t.template.prefix, t.template.suffix) if added else ((), ())
 
-        def tokens(encoding: Encoding, start: int) -> list[dict[str, Any]]:
+        def special(number: int) -> dict[str, Any]:
+            return {"id": number, "text": t.tokens[number], "special": number in t.special_ids,
+                    "start": None, "stop": None}  # fmt: skip
+
+        def tokens(ids: Ids, offsets: Ids, start: int) -> list[dict[str, Any]]:
             part = slice(start, start + PART_TOKENS)
-            columns = (encoding.ids[part], encoding.offsets[part], encoding.special_tokens_mask[part])
-            return [
-                {"id": n, "text": t.tokens[n], "special": n in t.special_ids,
-                 "start": None if is_added else span[0], "stop": None if is_added else span[1]}
-                for n, span, is_added in zip(*columns, strict=True)
-                if has_special or not is_added
-            ]  # fmt: skip
+            inner = [
+                {"id": n, "text": t.tokens[n], "special": n in t.special_ids, "start": first, "stop": stop}
+                for n, (first, stop) in zip(ids[part].tolist(), offsets[part].tolist(), strict=True)
+            ]
+            before = prefix if start == 0 else ()
+            after = suffix if start + PART_TOKENS >= len(ids) else ()
+            return [*map(special, before), *inner, *map(special, after)]
 
-        places = [(e, range(0, max(1, len(e.ids)), PART_TOKENS)) for e in encodings]
-        portions = [e.ids[start : start + PART_TOKENS] for e, starts in places for start in starts]
-        sizes = [2 + TOKEN_BYTES * len(ids) + self._spelled_size(ids) for ids in portions]
+        makes, sizes, counts = list[Callable[[], Any]](), list[int](), list[int]()
+        for ids, offsets in encoded:
+            starts = range(0, max(1, len(ids)), PART_TOKENS)
+            counts.append(len(starts))
+            for start in starts:
+                part = [*prefix, *ids[start : start + PART_TOKENS].tolist(), *suffix]
+                makes.append(partial(tokens, ids, offsets, start))
+                sizes.append(2 + TOKEN_BYTES * len(part) + self._spelled_size(part))
 
         def join(parts: Sequence[bytes]) -> bytes:
             remaining = iter(parts)
-            return joined_list(joined_lists(islice(remaining, len(starts))) for _, starts in places)
+            return joined_list(joined_lists(islice(remaining, count)) for count in counts)
 
-        return AnswerParts([partial(tokens, e, start) for e, starts in places for start in starts], sizes, join)
+        return AnswerParts(makes, sizes, join)
 
     def decode(self, request: Request) -> Steps:
         many = request["ids"] if request["ids"] and isinstance(request["ids"][0], list) else [request["ids"]]

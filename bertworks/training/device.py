@@ -286,11 +286,11 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
 
 class HeapTrimmer:
     """Makes the process keep freed memory, and watches how much. Batches differ in size, so kept memory is fragmented
-    and grows to several times what is needed: after a growth by GROWTH it is returned to the system."""
+    and grows to several times what is needed: after a growth by a factor it is returned to the system."""
 
-    def __init__(self, device: torch.device | str = "cpu"):
+    def __init__(self, device: torch.device | str = "cpu", growth: float = GROWTH):
         disable_heap_trim()
-        self.device = device
+        self.device, self.growth = device, growth
         self.baseline = 0  # bytes at the first look after memory was returned; 0: not known yet
 
     def look(self) -> int:
@@ -298,7 +298,7 @@ class HeapTrimmer:
         now = memory_in_use(self.device)
         if not self.baseline:
             self.baseline = now
-        elif now > GROWTH * self.baseline:
+        elif now > self.growth * self.baseline:
             trim_heap()
             self.baseline = 0
         return now
