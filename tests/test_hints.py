@@ -1194,6 +1194,15 @@ def test_labels_in_two_spellings(shell: Shell, model: Path) -> None:
     assert "60 rows" in shell.works("check", train, "--dev", data, "--model", model, "--join-labels")
 
 
+@says("--text {}, or another")
+def test_two_columns_of_names_and_no_text(shell: Shell, model: Path) -> None:
+    rows = [(f"Anna{chr(97 + n % 26)}", f"Boris{chr(97 + n // 3)}{chr(97 + n % 26)}", "xy"[n % 2]) for n in range(60)]
+    data = table("d.csv", ("given", "other", "label"), *rows)
+    answer = shell.fails("check", data, "--model", model)
+    shell.shows(answer, "--text {}, or another")
+    assert "'other'" in shell.works("check", data, "--model", model, "--text", "other")
+
+
 @says("if they are numbers: --task regression; else name another column with --label")
 def test_codes_with_leading_zeros(shell: Shell, model: Path) -> None:
     data = table("d.csv", ("text", "label"), *((f"a film {n}", f"{n:04}") for n in range(60)))

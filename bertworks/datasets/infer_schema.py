@@ -12,6 +12,7 @@ from statistics import mode
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
+from bertworks.datasets.codes import is_code
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TASKS, Schema, TaskType, find_labels, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
@@ -76,7 +77,7 @@ def infer_schema(
         if not value and (labelled or what == "text"):
             others = set(reader.columns) - {*schema.text}
             hint = f"name the one with the {what} with --{what}" if others else f"add one with the {what}"
-            codes = [name for name, column in columns.items() if what == "text" and holds_codes(column)]
+            codes = [name for name, column in columns.items() if what == "text" and column.holds_codes()]
             but = f"; dates, ids or numbers are in: {', '.join(codes)}" if codes else ""
             problem = f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
             raise BertworksError(problem, where=reader.name, hint=hint)
@@ -186,14 +187,9 @@ def _has_decimal_commas(column: Column) -> bool:
     return any("," in value for value in column.values) and column.holds(values.DECIMAL_COMMA)
 
 
-def holds_codes(column: Column) -> bool:
-    """Whether the values are dates, ids or numbers, not language."""
-    is_numbered = column.known_name not in values.KNOWN_NAMES and column.holds(values.NUMBERED)
-    return is_numbered or (not column.is_listed and column.holds(values.CODES))
-
-
 def _holds_ids(column: Column) -> bool:
-    return not (column.numbers or _has_decimal_commas(column)) and column.holds(values.CODES)
+    is_number = column.numbers > 0 or _has_decimal_commas(column)
+    return not is_number and not column.is_listed and column.part_of(is_code) >= MOST
 
 
 def _some_values(column: Column) -> str:
@@ -256,7 +252,9 @@ def _find_choices(columns: Columns) -> tuple[str, ...]:
     *others, label = columns.values()
     number = int(label.high) + 1 if label.is_numeric and not label.fractions and label.low == 0 else 0
     texts = others[-1 - number :]
-    if not _are_nameless(columns) or number < 3 or len(texts) <= number or not all(text.is_text for text in texts):
+    if not _are_nameless(columns) or number < 3 or len(texts) <= number:
+        return ()
+    if not all(text.is_text and not text.is_constant and not text.holds_codes() for text in texts):
         return ()
     return tuple(text.name for text in texts)
 
@@ -267,15 +265,17 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     Raises:
         UsageError: there is another text, and no known name tells which are read, unless the task reads one (`is_one`).
     """
-    named = _named(column for name, column in columns.items() if name not in excluded and not holds_codes(column))
+    possible = [column for name, column in columns.items() if name not in excluded]
+    named = _named(column for column in possible if not column.holds_codes() and not _is_unused(column))
     for pair in values.PAIRS:
         if all(name in named for name in pair):
             return tuple(named[name].name for name in pair)
     known = _first(named, (name for name in values.SINGLE_TEXTS if name in named and not named[name].is_numeric))
     texts = [column for name, column in named.items() if column.is_text and name not in values.KNOWN_NO_TEXTS]
+    texts = [column for column in texts if not column.is_constant and not column.holds_single_words()]
     longest = known or max(texts, key=lambda column: column.mean_length, default=None)
     if longest is None:
-        return ()
+        return _only_words_or_codes(possible)
     least, rows = max(_MIN_TEXT, longest.mean_length / 2), max(column.filled for column in columns.values())
     long = [c.name for c in texts if c is longest or (c.mean_length > least and c.filled > _MIN_FILLED * rows)]
     if len(long) == 2 and longest.name in long and _are_nameless(columns):
@@ -287,6 +287,30 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
         names = ", ".join(repr(name) for name in columns if name in (longest.name, *others))
         raise UsageError(f"several columns hold texts: {names}", hint=f"{one}, or {two}")
     return (longest.name,)
+
+
+def _is_unused(column: Column) -> bool:
+    """Whether a column has one word in most rows, as NO_QUERY where there was no query."""
+    return column.is_constant and column.is_text and " " not in column.values.most_common(1)[0][0]
+
+
+def _only_words_or_codes(possible: Sequence[Column]) -> Names:
+    """The only column that is left as a text although it holds single words, names, ids, dates, addresses or one
+    value; () if there is none.
+
+    Raises:
+        UsageError: there are several.
+    """
+    left = [column for column in possible if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS]
+    left = [column for column in left if not column.is_constant] or left
+    left = [column for column in left if not column.holds_codes()] or left
+    if len(left) > 1:
+        names = ", ".join(repr(column.name) for column in left)
+        hint = f"--text {quoted(left[0].name)}, or another"
+        raise UsageError(
+            f"several columns hold single words, names or codes, and none holds longer texts: {names}", hint=hint
+        )
+    return tuple(column.name for column in left)
 
 
 def _find_label(columns: Columns, texts: Names) -> Names:
@@ -365,6 +389,18 @@ def _questions(columns: Columns, label: Names) -> Schema | None:
     return Schema(task="qa", text=(named["question"].name, named["context"].name), label=(answers.name,))
 
 
+def _doubt_about_text(column: Column) -> list[str]:
+    """A note if an inferred text is probably none, or only single words."""
+    kind = ""
+    if column.holds_codes():
+        kind = "dates, ids, addresses or other codes"
+    elif column.is_constant:
+        kind = "one value in most rows"
+    elif column.holds_single_words() and column.known_name not in values.SINGLE_TEXTS:
+        kind = "single words or names"
+    return [f"{column.name!r} holds {kind} ({_some_values(column)}), and is read as the text"] if kind else []
+
+
 def _are_nameless(columns: Columns) -> bool:
     return all(re.fullmatch(r"column \d+", name) for name in columns)
 
@@ -424,6 +460,9 @@ def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[s
         if {*names} - given:
             by_name = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {*_CHOICE_LISTS}
             inferred.append(f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}")
+    for name in schema.text:
+        if name in columns and name not in given and not layout:
+            lines += _doubt_about_text(columns[name])
     is_open = not layout and {*schema.label} - given
     others = [repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if is_open]
     also = f"; another label could be: {', '.join(others)}" if others else ""

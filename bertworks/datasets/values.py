@@ -14,12 +14,13 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any
 
 from bertworks.datasets.annotations import span_of
+from bertworks.datasets.codes import is_code, is_single_word
 from bertworks.errors import BertworksError, first_names as first_names, names_of as names_of
 from bertworks.io.tables import COLUMN_NAMES, TEXT_NAMES, first_rows, is_header, split_rows
 
@@ -36,15 +37,11 @@ MAX_LABEL_LENGTH = 60  # characters
 MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
 _LISTED_LABELS = 30
 SIMILAR = 0.8  # of the letters of two names that one is written for the other by mistake
+_MANY_ROWS = 10  # from which one value in half of them says something about a column
 _FEW = 3  # words of the name of a column; values that show how long texts are
 _MAX_VALUES = 2000  # different values that are counted in a column
 _LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
-CODES = re.compile(  # dates, numbers, ids and addresses instead of language
-    r"[\W\d_年月日時分秒년월일]+|(?=\D*+\d)[!-~]++|[^\s@]++@\S++|\w++://\S++|(?=\D*+\d)((?>jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|"
-    r"o[ck]t|nov|de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*+|utc|gmt|[ap]m|[tz]|\W|\d)++",
-    re.IGNORECASE,
-)
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
 WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
 SPLIT = re.compile(r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I)
@@ -283,6 +280,8 @@ def as_number(value: Any, decimal: str = ".") -> float:
     """A number, or a text that is one; NaN for other values. decimal: the mark before the fraction in a text."""
     if decimal == "," and isinstance(value, str):
         value = value.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(value.strip()) else None
+    if isinstance(value, str) and "_" in value:  # Python reads 12_34 as a number; in data it is an id
+        return math.nan
     try:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -392,6 +391,26 @@ class Column:
         """Whether a part of the values match."""
         count = sum(count for value, count in self.values.items() if pattern.fullmatch(value))
         return count >= part * max(1, self.values.total())
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether at least half of many rows have the same value, as a field that is not in use."""
+        most = max(self.values.values(), default=0)
+        return self.filled >= _MANY_ROWS and 2 * most >= self.filled
+
+    def holds_codes(self) -> bool:
+        """Whether the values are dates, ids, paths, addresses or numbers, not language."""
+        is_numbered = self.known_name not in KNOWN_NAMES and self.holds(NUMBERED)
+        return is_numbered or (not self.is_listed and self.part_of(is_code) >= MOST)
+
+    def holds_single_words(self) -> bool:
+        """Whether the values are single words or names without a space, as those of users."""
+        return self.part_of(lambda value: is_single_word(value) or is_code(value)) >= MOST
+
+    def part_of(self, holds: Callable[[str], bool]) -> float:
+        """The part of the values of which a condition holds."""
+        count = sum(count for value, count in self.values.items() if holds(value))
+        return count / max(1, self.values.total())
 
     def add(self, value: Any) -> None:
         """Count one more value."""

@@ -70,7 +70,7 @@ def detect(
         UsageError: a text that is no string.
         BertworksError: no such model, or one without the head for replaced tokens.
     """
-    texts = texts_of(texts, "detect(model, [text])")
+    texts = texts_of(texts, "detect([text])[0]")
     source = open_model(model, device)
     network, t = source.network(Discriminator), source.tokenizer
     room = source.config.max_position_embeddings - t.template.num_special()

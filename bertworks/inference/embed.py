@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer, Truncation
 from bertworks.batching.masking import Example
-from bertworks.datasets.infer_schema import holds_codes, study
+from bertworks.datasets.infer_schema import study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import FileKind, kind_of
@@ -289,11 +289,13 @@ def text_columns(reader: RowReader, names: str | Sequence[str]) -> tuple[str, ..
     if len(reader.columns) == 1:
         return tuple(reader.columns)
     sample = [row.values for row in first_rows(reader)]
-    columns = {name: [values.get(name) for values in sample] for name in reader.columns}
+    statistics = study(reader, len(sample))
+    languages = [name for name in reader.columns if not statistics[name].holds_codes()]
+    columns = {name: [values.get(name) for values in sample] for name in languages or reader.columns}
     name = choose_column(columns, reader.name, None, "--text")
     what = f"{name!r} holds dates, ids or numbers, not texts: {columns[name][0]!r:.60}"
     hint = f"name another column with --text; or this one, --text {quoted(name)}"
-    expect(not holds_codes(study(reader, len(sample))[name]), what, where=reader.name, hint=hint)
+    expect(not statistics[name].holds_codes(), what, where=reader.name, hint=hint)
     return (name,)
 
 
