@@ -275,7 +275,7 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
         ({"overrides": ["encoder.hidden_size=32768", "encoder.num_hidden_layers=1000"]}, None, "GB of memory"),
         ({"overrides": ["encoder.vocab_size=100"]}, None, "but the vocabulary has"),
         ({}, ("sequence_length = 32", "sequence_length = 65"), "max_position_embeddings is 64"),
-        ({}, ("batch_size = 8", "batch_size = 0"), "expected 1 or more"),
+        ({}, ("batch_size = 8", "batch_size = 0"), "expected 1 to 1,048,576"),
     ],
 )
 def test_a_wrong_request_touches_nothing(

@@ -131,8 +131,7 @@ def pretrain(
 
     Examples:
         bertworks pretrain corpus.txt -o MODEL --budget 30m
-        bertworks pretrain SHARDS --recipe bert-base --estimate
-        bertworks pretrain SHARDS --budget 1h --estimate speed
+        bertworks pretrain SHARDS --recipe bert-base --estimate speed
     """
     request: dict[str, Any] = {
         "overrides": add_overrides(settings or [], {"optimizer.learning_rate": learning_rate}),
