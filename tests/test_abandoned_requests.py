@@ -116,6 +116,7 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
         await until(lambda: not any(batcher.costs or batcher.loads or batcher.busy for batcher in batchers))
         assert not served._admission.places
         assert served._admission._free == LIMITS.total_bytes
+        assert not served._room.places
 
     asyncio.run(go())
 
@@ -194,10 +195,10 @@ def test_an_answer_that_nobody_reads_keeps_no_room(servers: dict[str, Local], mo
         client.send = send  # type: ignore[method-assign]
         client.start("/fill")
         await until(lambda: len(client.sent) > 2)
-        assert local.application._admission.places
+        assert local.application._room.places
         await asyncio.wait_for(client.task, 20)
         assert aborted == [True]
-        assert not local.application._admission.places
+        assert not local.application._room.places
 
     asyncio.run(go())
 

@@ -379,11 +379,12 @@ def test_memory_that_fell_into_pieces_is_returned(models: dict[str, Path], monke
     sizes, returned = [100], list[int]()
     monkeypatch.setattr("bertworks.training.device.memory_in_use", lambda _: sizes[-1])
     monkeypatch.setattr("bertworks.training.device.trim_heap", lambda: returned.append(sizes[-1]))
+    monkeypatch.setattr("bertworks.training.device.LOOK_SECONDS", 0)
     with Local(models["words"]) as local:
         for size in (100, 120, 200, 110, 150):
             sizes.append(size)
             local.post("/embed", {"inputs": "a"})
-    assert returned == [120]  # 1.15 times the first
+    assert returned[0] == 120  # more than 1.15 times the least, which was 100
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from bertworks.serve.batching import (
 from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
 from bertworks.serve.metrics import ServerMetrics
 from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
-from bertworks.training.device import THREADS, HeapTrimmer
+from bertworks.training.device import THREADS, ServerHeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -58,7 +58,6 @@ ANSWER_SECONDS = 30.0  # to make an answer, from when its results are there
 SMALL_ANSWER = 1 << 14  # bytes: made at once, and sent in one piece
 SENT_BYTES = 1 << 16  # of a larger answer, at once
 SEND_SECONDS = 30.0  # in which a client reads such a piece
-GROWTH = 1.15  # of the memory in use, after which unused memory is returned to the system
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
 PIECES = 16  # of each client, in a turn of the event loop
@@ -116,18 +115,19 @@ class Application:
         self._tokens, self._stopping = list(filter(None, token.encode().splitlines())), stopping
         self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
+        self._room = Admission(self._limits.requests, max(self._limits.total_answer_bytes, self._limits.answer_bytes))
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
         self.turns = Turns()
         self._heap, self._overloaded = (
-            HeapTrimmer(growth=GROWTH),
+            ServerHeapTrimmer(),
             dict[str, int](),
         )  # path -> requests refused and not logged yet
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
             "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
-            "search": Batcher(SEARCH_BATCH, patience=patience),
-            "explanation": Batcher(1, patience=EXPLAIN_PATIENCE),
-            "short explanation": Batcher(1, patience=EXPLAIN_PATIENCE),
+            "search": Batcher(SEARCH_BATCH, patience=patience, observe=self._observe_memory),
+            "explanation": Batcher(1, patience=EXPLAIN_PATIENCE, observe=self._observe_memory),
+            "short explanation": Batcher(1, patience=EXPLAIN_PATIENCE, observe=self._observe_memory),
         }
         self._answers = Batcher(ANSWER_BATCH, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS)
         self._lanes = {
@@ -185,7 +185,7 @@ class Application:
         that needs the room may end it, and so does the time of a client that does not read."""
         body = response.body
         try:
-            with self._admission.place(response.client, len(body)) as place:
+            with self._room.place(response.client, len(body)) as place:
                 place.task = asyncio.current_task()
                 await send({"type": "http.response.start", "status": response.status_code,
                             "headers": response.raw_headers})  # fmt: skip
@@ -329,16 +329,17 @@ class Application:
         return job
 
     async def _large_answer(self, parts: AnswerParts, place: Place, sender: Hashable) -> Answer:
-        """Make an answer part by part, in turns with those of other clients. It takes room as the body of a request
-        does, and is not made to its end if the client goes."""
-        self._admission.grow(place, sum(parts.sizes))
+        """Make an answer part by part, in turns with those of other clients. It is not made to its end if the client
+        goes, nor if another client that has less needs its room. `_send_large` takes the room again."""
         making = InferenceJob([partial(_made, make) for make in parts.make], parts.sizes, call_each, sender)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                pieces = await asyncio.wrap_future(self._answers.submit(making, math.inf))
-                size = sum(map(len, pieces))
-                joining = InferenceJob([partial(self._joined, parts, pieces)], [size], call_each, sender)
-                answers: list[Answer] = await asyncio.wrap_future(self._answers.submit(joining, math.inf))
+            with self._room.place(place.client, sum(parts.sizes)) as room:
+                room.task = asyncio.current_task()
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    pieces = await asyncio.wrap_future(self._answers.submit(making, math.inf))
+                    size = sum(map(len, pieces))
+                    joining = InferenceJob([partial(self._joined, parts, pieces)], [size], call_each, sender)
+                    answers: list[Answer] = await asyncio.wrap_future(self._answers.submit(joining, math.inf))
         except TimeoutError:
             raise OverloadedError from None
         answers[0].client = place.client
@@ -408,9 +409,8 @@ class Application:
         self._heap.look()
 
     def _observe_memory(self, units: int, cost: int, seconds: float) -> None:
-        """Called after a body was parsed or parts of answers were made, in the thread that did it. cost: in bytes."""
-        if cost > SMALL_ANSWER:
-            self._heap.look()
+        """Called after any work that is no batch of the network, in the thread that did it."""
+        self._heap.look()
 
     def _health(self) -> Answer:
         since = [begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())]

@@ -30,12 +30,13 @@ LARGE_WAIT = 4.0  # times the patience that a job larger than a batch may wait f
 @dataclass(frozen=True)
 class Limits:
     """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` with
-    `total_bytes` of bodies and answers are in the server at the same time, and none is accepted that would have to
-    wait for more than `patience` seconds."""
+    `total_bytes` of bodies are accepted at the same time, and none that would have to wait for more than `patience`
+    seconds; `total_answer_bytes` of answers are made or wait to be read."""
 
     body_bytes: int = 2_000_000
-    total_bytes: int = 64_000_000
+    total_bytes: int = 16_000_000
     answer_bytes: int = 40_000_000  # 2,048 vectors of 1,024 values as decimal numbers have 33 million
+    total_answer_bytes: int = 64_000_000
     texts: int = 2048
     tokens: int = 65_536  # of all its texts, in all windows
     k: int = 100  # results of one query

@@ -26,6 +26,8 @@ PrecisionOption = Literal["auto", InferencePrecision]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRIORITY_STEP = 5  # niceness of threads that compute, above that of threads that answer requests
 GROWTH = 1.5  # of the memory in use, after which unused memory is returned to the system
+SERVER_GROWTH = 1.15  # the same for a server, of the least memory that it ever had in use
+LOOK_SECONDS = 0.02  # between two looks at the memory of a server
 ADAPT_SECONDS = 0.5  # between two looks at the load
 FIRST_SECONDS = 0.3  # of load before a training chooses its threads
 KEEP_MARGIN, RAISE_MARGIN = 0.4, 0.2  # CPUs; see `next_count`
@@ -286,11 +288,11 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
 
 class HeapTrimmer:
     """Makes the process keep freed memory, and watches how much. Batches differ in size, so kept memory is fragmented
-    and grows to several times what is needed: after a growth by a factor it is returned to the system."""
+    and grows to several times what is needed: after a growth by GROWTH it is returned to the system."""
 
-    def __init__(self, device: torch.device | str = "cpu", growth: float = GROWTH):
+    def __init__(self, device: torch.device | str = "cpu"):
         disable_heap_trim()
-        self.device, self.growth = device, growth
+        self.device = device
         self.baseline = 0  # bytes at the first look after memory was returned; 0: not known yet
 
     def look(self) -> int:
@@ -298,7 +300,30 @@ class HeapTrimmer:
         now = memory_in_use(self.device)
         if not self.baseline:
             self.baseline = now
-        elif now > self.growth * self.baseline:
+        elif now > GROWTH * self.baseline:
             trim_heap()
             self.baseline = 0
+        return now
+
+
+class ServerHeapTrimmer(HeapTrimmer):
+    """Keeps the memory of a server near the least that it ever needed, whatever its clients send: freed memory is
+    returned to the system while more than SERVER_GROWTH of that is in use. That is done once in a second at most, and
+    any thread may ask for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._looked = self._trimmed = -math.inf
+
+    def look(self) -> int:
+        """The bytes in use at the last look. Call this after each piece of work."""
+        moment = time.monotonic()
+        if moment - self._looked < LOOK_SECONDS:
+            return self.baseline
+        self._looked = moment
+        now = memory_in_use(self.device)
+        self.baseline = min(now, self.baseline or now)
+        if now > SERVER_GROWTH * self.baseline and moment - self._trimmed >= 1:
+            self._trimmed = moment
+            trim_heap()
         return now
