@@ -274,14 +274,15 @@ def test_another_teacher_is_refused_in_the_same_folder(taught: dict[str, Any], t
     m = load_model(folder)
     m.state["encoder.embeddings.norm.bias"] += 1
     run = {**taught["common"], "teacher": str(taught["folder"] / "teacher")}
-    path = taught["folder"] / "teacher" / "model.safetensors"
-    before = path.read_bytes()
+    files = [taught["folder"] / "teacher" / name for name in ("model.safetensors", "weights.json")]
+    before = [path.read_bytes() for path in files]
     try:
         save_model(taught["folder"] / "teacher", m.state, m.config, m.tokenizer, card="")
         with pytest.raises(UsageError, match="teacher_sha256"):
             list(pretrain(**run, output=tmp_path / "student", overrides=SIZE))
     finally:
-        path.write_bytes(before)
+        for path, content in zip(files, before, strict=True):
+            path.write_bytes(content)
 
 
 def test_a_budget_chooses_half_of_the_layers(taught: dict[str, Any]):

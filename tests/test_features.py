@@ -376,6 +376,8 @@ def test_a_mix_is_saved_and_read_again(start: Path, tmp_path: Path) -> None:
     tensors = {name: tensor.clone() for name, tensor in read_tensors(weights).items()}
     del tensors["mix.scale"]
     write_tensors(weights, tensors, {"format": "pt"})
+    for record in ("weights.json", "result.json"):
+        (tmp_path / "out" / record).unlink()
     with pytest.raises(BertworksError, match=r"incomplete: mix\.scale missing"):
         Predictor(tmp_path / "out", device="cpu")
 
@@ -449,5 +451,7 @@ def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Pa
     tensors = {name: tensor.clone() for name, tensor in read_tensors(weights).items()}  # the file is mapped
     del tensors["recurrent.lstm.bias_hh_l1"]
     write_tensors(weights, tensors, {"format": "pt"})
+    for record in ("weights.json", "result.json"):
+        (tmp_path / "out" / record).unlink()
     with pytest.raises(BertworksError, match=r"incomplete: recurrent\.lstm\.bias_hh_l1 missing"):
         Predictor(tmp_path / "out")

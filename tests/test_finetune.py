@@ -682,6 +682,8 @@ def test_a_stopped_prediction_of_other_weights_begins_anew(
     """Also where they lie in several files, as transformers writes large models."""
     data, folder = write_reviews(tmp_path / "reviews.csv", 100), tmp_path / "parts"
     shutil.copytree(classifier, folder)
+    for record in ("weights.json", "result.json"):  # the folder is to be that of another program
+        (folder / record).unlink(missing_ok=True)
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     part = folder / "model-00001-of-00001.safetensors"
     state = read_tensors(part)

@@ -70,6 +70,7 @@ NOT_TYPED = {  # why a template is not tested here
     "pip install --no-deps {}; or {}": NETWORK,
     "if you trust it, name it: {} --model {}": "test_index: the model that a stranger's index names",
     "bertworks convert {} -o ANOTHER-FOLDER --accept-changes": "test_weights_record: what transformers saved",
+    "bertworks convert . -o {} --language {}": "test_model_cards: a model of several languages",
     "bertworks search {} QUERY": "test_index: the model that a stranger's index names",
     "agree on the model's page, then `hf auth login`": NETWORK,
     "check the spelling; of a private model, `hf auth login`": NETWORK,
@@ -1461,7 +1462,7 @@ def test_run_folders(shell: Shell, training: list[object]) -> None:
     assert weights("busy") == before
 
 
-@says('bertworks generate {} "This is the"', 'bertworks generate . "{}"')
+@says('bertworks generate {} "This is the"', 'bertworks generate {} "{}"')
 def test_a_new_model_continues_texts(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = ("hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "max_position_embeddings=64")
     phases = "train.phases=[{num_steps=2,batch_size=2,sequence_length=32}]"
@@ -1470,12 +1471,12 @@ def test_a_new_model_continues_texts(shell: Shell, text: Path, monkeypatch: pyte
     answer = shell.works("pretrain", text, "--recipe", "gpt2", "--device", "cpu", "-o", "a new gpt", *sets)
     assert "This is the" in shell.types(shell.shows(answer, 'bertworks generate {} "This is the"'))
     monkeypatch.chdir("a new gpt")
-    assert "France is" in shell.types(shell.shows(Path("README.md").read_text(), 'bertworks generate . "{}"'))
+    assert "France is" in shell.types(shell.shows(Path("README.md").read_text(), 'bertworks generate {} "{}"'))
 
 
 @says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
       "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
-      'bertworks fill . "{}"',
+      'bertworks fill {} "{}"',
       'bertworks fill {} "This is the {}."')  # fmt: skip
 def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["pretrain", text, *short()]
@@ -1501,7 +1502,7 @@ def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.Monkey
     assert weights("a run") == before
 
     monkeypatch.chdir("a run")
-    answer = shell.types(shell.shows(Path("README.md").read_text(), 'bertworks fill . "{}"'))
+    answer = shell.types(shell.shows(Path("README.md").read_text(), 'bertworks fill {} "{}"'))
     assert answer.count("%") == 5
 
 

@@ -4,11 +4,15 @@
 - `render_table`, `render_cell`, `render_code`: Markdown for any card
 - `pretraining_card`: the card of a pre-trained model
 - `with_tokenizer_note`: a card that says how other programs read the tokenizer
+- `loading_code`: Python code that loads a model, for the card of a converted one
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bertworks.config import packaged_table
+from bertworks.errors import quoted
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
@@ -20,6 +24,8 @@ sentence-transformers do so too. `BertTokenizer.from_pretrained`, and programs t
 compose the text yourself for them, with `unicodedata.normalize("NFC", text)`. In transformers.js, call the tokenizer
 with `return_token_type_ids: true` for pairs of texts.
 """
+
+_SNIPPETS: dict[str, str] = packaged_table(__file__, "snippets.toml")
 
 
 def fill_template(template: Path, **values: object) -> str:
@@ -55,6 +61,7 @@ def pretraining_card(
     held_out: Mapping[str, float],
     versions: Mapping[str, str],
     mask_token: str | None = "[MASK]",
+    num_end_tokens: int = 0,
     detects: bool = False,
     **counts: int,
 ) -> str:
@@ -67,17 +74,19 @@ def pretraining_card(
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
         mask_token: None: the model has none, and continues texts.
+        num_end_tokens: number of special tokens that the tokenizer puts after a text, such as 1 for [SEP].
         detects: whether it predicts which tokens were replaced.
         counts: `parameters` of the network and its heads; `steps` and `tokens` of the training.
     """
-    start = "The capital of France is"
-    prompt = f"{start} {mask_token}." if mask_token else start
+    name = " ".join(name.split())
+    if mask_token:
+        use = _filling_use(config, name, f"The capital of France is {mask_token}.")
+    else:
+        use = _generation_use(config, name, "The capital of France is", num_end_tokens)
     values: dict[str, object] = {
-        "verb": "fill" if mask_token else "generate",
         "pipeline": "fill-mask" if mask_token else "text-generation",
-        "command": f'bertworks fill . "{prompt}"' if mask_token else f'bertworks generate . "{prompt}"',
-        "prompt": prompt,
-        "name": " ".join(name.split()),
+        "use": use,
+        "name": name,
         "c": config,
         "figures": render_table(("Held-out figure", ""), held_out) if held_out else "No held-out text was evaluated.\n",
         "corpus": render_table(("Corpus", ""), corpus),
@@ -93,3 +102,66 @@ def with_tokenizer_note(card: str, tokenizer: Tokenizer) -> str:
     if not tokenizer.composes_text or _COMPOSING_TOKENIZER in card:
         return card
     return card.rstrip("\n") + "\n" + _COMPOSING_TOKENIZER
+
+
+def loading_code(config: EncoderConfig, class_name: str, *, in_transformers: bool) -> str:
+    """A block of Python code that loads a model folder, and for a model of several languages runs it on a text.
+
+    Args:
+        class_name: the class of the network in transformers.
+        in_transformers: whether transformers has such a network; else bertworks loads it.
+    """
+    if not in_transformers:
+        return render_code("python", _SNIPPETS["load_own"])
+    if config.languages:
+        return render_code("python", in_language(_SNIPPETS["load_in_a_language"], config).replace("CLASS", class_name))
+    return render_code("python", _SNIPPETS["load"].replace("CLASS", class_name))
+
+
+def in_language(code: str, config: EncoderConfig) -> str:
+    """Python code with the number and the name of the language of a model: the chosen one, or else the first."""
+    language = _language_of(config)
+    return code.replace("LANGUAGE", str(config.languages.index(language))).replace("NAME", language)
+
+
+def _language_of(config: EncoderConfig) -> str:
+    return config.language or config.languages[0]
+
+
+def _filling_use(config: EncoderConfig, name: str, prompt: str) -> str:
+    """The section "Use" of a model that fills blanks."""
+    code = in_language(_SNIPPETS["fill_in_a_language"], config) if config.languages else _SNIPPETS["fill"]
+    commands = _commands(config, name, f'bertworks fill {{}} "{prompt}"')
+    return f"{commands}\n{render_code('python', code.replace('PROMPT', repr_of(prompt)))}"
+
+
+def _generation_use(config: EncoderConfig, name: str, prompt: str, num_end_tokens: int) -> str:
+    """The section "Use" of a model that continues texts."""
+    commands = _commands(config, name, f'bertworks generate {{}} "{prompt}"')
+    if config.family == "xlm":
+        remark = "The method `generate` of transformers puts a mask behind texts of XLM: it gives other texts."
+        return f"{commands}\n{remark}\n"
+    ending = f"[:, :-{num_end_tokens}]  # without what ends a text" if num_end_tokens else ""
+    end = "tokenizer.sep_token_id" if num_end_tokens else "tokenizer.eos_token_id"
+    code = _SNIPPETS["generate"].replace("PROMPT", repr_of(prompt)).replace("ENDING", ending).replace("EOS", end)
+    return f"{commands}\n{render_code('python', code)}"
+
+
+def _commands(config: EncoderConfig, name: str, command: str) -> str:
+    """A block of commands to type in the folder. A model of several languages becomes a folder for one of them first.
+
+    Args:
+        name: of the folder.
+        command: with {} in the place of the folder.
+    """
+    if not config.languages or config.language:
+        return render_code("", command.format("."))
+    language = config.languages[0]
+    folder = quoted(f"../{name}-{language}")
+    convert = f"bertworks convert . -o {folder} --language {language}"
+    return render_code("", f"{convert}\n{command.format(folder)}")
+
+
+def repr_of(text: str) -> str:
+    """A text as a Python string in double quotes."""
+    return json.dumps(text, ensure_ascii=False)

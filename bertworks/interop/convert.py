@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.generation_config import GENERATION_FILE
-from bertworks.checkpoints.model_card import fill_template
+from bertworks.checkpoints.model_card import fill_template, loading_code
 from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
@@ -153,7 +153,10 @@ def _read_folder(source: ModelFolder) -> _Source:
     root = folder.resolve()
     if root.parent.name == "snapshots":  # the hub's cache links to files outside the folder
         root = root.parents[1]
-    names = [name for name in (*MODEL_DOCUMENTS, GENERATION_FILE, *kept_files) if (folder / name).is_file()]
+    documents = MODEL_DOCUMENTS
+    if source.config.language != settings.get("language", ""):  # the card of all languages has other commands
+        documents = [name for name in MODEL_DOCUMENTS if name != "README.md"]
+    names = [name for name in (*documents, GENERATION_FILE, *kept_files) if (folder / name).is_file()]
     copied = [name for name in names if root in (folder / name).resolve().parents]
     known = [*_READ, *copied, *(["2_Normalize/config.json", *module_files(folder)] if sentence else [])]
     if inner != folder:
@@ -225,5 +228,7 @@ def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: 
     library = "bertworks" if has_own_type else "transformers"
     remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
     values = {"name": " ".join(name.split()), "source": " ".join(source.split()), "c": model.config}
-    values |= {"kind": head["architectures"][0], "library": library, "notes": remarks}
+    kind = head["architectures"][0]
+    use = loading_code(model.config, kind, in_transformers=library == "transformers")
+    values |= {"kind": kind, "library": library, "notes": remarks, "use": use}
     return fill_template(Path(__file__).with_name("converted.md"), **values)

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.model_card import fill_template, render_cell, render_code, render_table
+from bertworks.checkpoints.model_card import fill_template, in_language, render_cell, render_code, render_table
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig
@@ -314,15 +314,21 @@ def task_card(
     result, is_own = result or {}, d.is_own(config)
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
-    use = render_code("python", TASKS[d.task]["usage"].replace("TEXTS", texts))
-    use = "transformers has no such network, and refuses this folder.\n" if is_own else use
+    if is_own:
+        use = "transformers has no such network, and refuses this folder.\n"
+    elif config.languages:
+        texts = texts if len(d.text) != 2 else '"A text", "and another"'
+        use = render_code("python", in_language(TASKS[d.task]["usage_in_a_language"], config))
+    else:
+        use = render_code("python", TASKS[d.task]["usage"])
+    use = use.replace("TEXTS", texts).replace("MOST", str(d.max_answer - 1))
     return _card(
         "finetuned.md", folder, recipe, model_name, library="bertworks" if is_own else "transformers",
         pipeline=TASKS[d.task]["pipeline"], hub=_hub_fields(d, model_name, figures), kind=d.task, task=task,
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text", max_length=d.max_length,
         longer="read in windows" if d.task in ("tagging", "spans", "qa") else "truncated",
         quality=_quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
-        data=_data(data_report).strip(), use=use, probabilities=_probabilities(d, result),
+        data=_data(data_report).strip(), use=use, probabilities=_probabilities(d, result, in_transformers=not is_own),
         software=render_table(("Package", ""), versions()),
     )  # fmt: skip
 
@@ -336,13 +342,15 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
     return line + f"metrics: [{', '.join(metrics)}]\n" * bool(metrics)
 
 
-def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
+def _probabilities(d: TaskConfig, result: Mapping[str, Any], *, in_transformers: bool) -> str:
+    """What the probabilities are worth, and how transformers gives the same, if it has such a network."""
     if d.task == "regression":
         return ""
     if not (calibration := result.get("calibration")):
         return "\nIts probabilities are not calibrated."
     divide = f"In transformers, divide the logits by {calibration['temperature']:.4g} to get the same probabilities."
-    return f"\nIts probabilities are {calibration['text']}.\n{divide}"
+    text = f"\nIts probabilities are {calibration['text']}."
+    return f"{text}\n{divide}" if in_transformers else text
 
 
 def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]) -> str:

@@ -1,0 +1,294 @@
+"""Every command and every Python snippet that a model card can print is executed here, in the folder of its model, and
+gives the answers of the model."""
+
+import ast
+import json
+import re
+import shlex
+import shutil
+import warnings
+from collections.abc import Callable
+from contextlib import chdir
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fine import (
+    write_choices,
+    write_conll,
+    write_model,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+from tiny import documents
+
+import bertworks as bw
+from bertworks.checkpoints.model_card import pretraining_card
+from bertworks.checkpoints.model_folder import save_model
+from bertworks.cli.main import main
+from bertworks.models.config import EncoderConfig
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.vocabulary import train_vocabulary
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import load_recipe
+
+SIZES = ("hidden_size=32", "num_hidden_layers=2", "num_attention_heads=2")
+LANGUAGES = ("en", "de")
+
+
+def blocks(folder: Path) -> list[tuple[str, str]]:
+    """The kind and the content of each block of code on a card, except the recipe."""
+    card = (folder / "README.md").read_text()
+    assert not re.search(r"\b(PROMPT|TEXTS?|LANGUAGE|NAME|CLASS|ENDING|EOS|MOST)\b", card)
+    found = re.findall(r"^```(\w*)\n(.*?)^```", card, re.DOTALL | re.MULTILINE)
+    return [(kind, content) for kind, content in found if kind != "toml"]
+
+
+def snippets(folder: Path) -> list[str]:
+    return [content for kind, content in blocks(folder) if kind == "python"]
+
+
+def commands(folder: Path) -> list[str]:
+    return [line for kind, content in blocks(folder) if kind == "" for line in content.splitlines()]
+
+
+def executed(code: str, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The value of the last line of a snippet, and its names."""
+    tree, names = ast.parse(code), dict[str, Any]()
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    with chdir(folder), warnings.catch_warnings(action="ignore"):
+        exec(compile(tree, "card", "exec"), names)
+        value = None if last is None else eval(compile(ast.Expression(last.value), "card", "eval"), names)
+    return value, names
+
+
+def typed(line: str, folder: Path, *more: str) -> None:
+    program, *words = shlex.split(line)
+    assert program == "bertworks"
+    with chdir(folder):
+        assert main([*words, *more]) == 0
+
+
+def write_pretrained(folder: Path, recipe: str, **changes: Any) -> Path:
+    """A network of random weights, every one perturbed, with the card of its pre-training."""
+    sizes = tuple(f"encoder.{size}" for size in (*SIZES, *changes.pop("sizes", ())))
+    r = load_recipe(recipe, (*sizes, "initialization=published") if "albert" in recipe else sizes)
+    texts = [*documents(60), *["The capital of France is Paris."] * 30]
+    t, _ = train_vocabulary(texts, replace(r.vocabulary, size=400))
+    c = replace(r.encoder, vocab_size=t.vocab_size, **changes)
+    network = PretrainingModel(c, {kind: w for kind, w in r.weights.items() if kind != "replaced_token"})
+    torch.manual_seed(0)
+    state = {name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()}
+    save_model(folder, state, c, t, card=card_of(folder, c, t, is_causal=r.token_objective == "causal_lm"))
+    return folder
+
+
+def card_of(folder: Path, c: EncoderConfig, t: Tokenizer, *, is_causal: bool) -> str:
+    return pretraining_card(
+        c, name=folder.name, recipe="a = 1", corpus={"documents": 1}, held_out={}, versions={}, steps=1, tokens=1,
+        parameters=1, mask_token=None if is_causal else t.special_tokens["mask_token"],
+        num_end_tokens=len(t.template.suffix),
+    )  # fmt: skip
+
+
+MASKED = {
+    "bert-tiny": {},
+    "roberta-small": {},
+    "distilbert-small": {},
+    "albert-small": {"sizes": ("embedding_size=16",)},
+    "xlm-small": {"type_vocab_size": 0, "languages": ()},
+    "electra-small": {"sizes": ("embedding_size=32",)},
+}
+
+
+@pytest.mark.parametrize("recipe", MASKED)
+def test_the_card_of_a_masked_language_model(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = write_pretrained(tmp_path / "m", recipe, **MASKED[recipe])
+    (snippet,), (command,) = snippets(folder), commands(folder)
+    found, _ = executed(snippet, folder)
+    capsys.readouterr()
+    typed(command, folder, "--json")
+    answer = json.loads(capsys.readouterr().out)
+    ours = bw.load(folder, device="cpu").fill([shlex.split(command)[-1]])[0][0]
+    assert [one["token"] for one in found] == [one["token"] for one in ours]
+    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in ours], abs=1e-5)
+    assert ours[0]["token_str"] in json.dumps(answer, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("language", ["", "de"])
+def test_the_card_of_a_masked_language_model_of_several_languages(language: str, tmp_path: Path):
+    changes = {"type_vocab_size": 2, "languages": LANGUAGES, "language": language}
+    folder = write_pretrained(tmp_path / "it's m", "xlm-small", **changes)
+    for command in commands(folder):
+        typed(command, folder)
+    assert len(commands(folder)) == (1 if language else 2)
+    opened = folder if language else tmp_path / "it's m-en"
+    prompt = shlex.split(commands(folder)[-1])[-1]
+    model = bw.load(opened, device="cpu")
+    ours = model.fill([prompt])[0][0]
+    (snippet,) = snippets(folder)
+    found, _ = executed(snippet, folder)
+    assert found == [model.tokenizer.tokens[one["token"]] for one in ours]
+    other = next(name for name in LANGUAGES if name != (language or "en"))
+    list(bw.convert(folder, tmp_path / "other", language=other))
+    assert found != [model.tokenizer.tokens[one["token"]] for one in bw.load(tmp_path / "other").fill([prompt])[0][0]]
+    if not language:  # the card of a converted folder has the number of its language, too
+        (snippet,) = snippets(opened)
+        _, names = executed(snippet, opened)
+        expected = names["model"](names["inputs"]["input_ids"], langs=torch.zeros_like(names["inputs"]["input_ids"]))
+        torch.testing.assert_close(names["outputs"].logits, expected.logits)
+        (snippet,) = snippets(tmp_path / "other")
+        assert 'inputs["input_ids"], 1)  # "de"' in snippet
+
+
+@pytest.mark.parametrize("recipe", ["gpt2", "gpt", "bert-ltr"])
+def test_the_card_of_a_model_that_continues_texts(recipe: str, tmp_path: Path):
+    folder = write_pretrained(tmp_path / "m", recipe)
+    (command,), (snippet,) = commands(folder), snippets(folder)
+    typed(command, folder)
+    found, _ = executed(snippet, folder)
+    prompt = shlex.split(command)[-1]
+    (ours,) = bw.load(folder, device="cpu").generate([prompt])
+    t = Tokenizer.load(folder)
+    start = [*t.template.prefix, *t.ids([prompt])[0]]
+    import transformers
+
+    assert found == transformers.AutoTokenizer.from_pretrained(folder).decode(
+        [*start, *ours["ids"]], skip_special_tokens=True
+    )
+    assert len(ours["ids"]) > 5
+
+
+def test_the_card_of_a_discriminator(tmp_path: Path):
+    from test_electra import TINY
+    from tiny import write_corpus, write_recipe
+
+    recipe = write_recipe(tmp_path / "r.toml", *TINY, ("num_steps = 40", "num_steps = 2"))
+    list(bw.pretrain(write_corpus(tmp_path / "t.jsonl", 30), tmp_path / "m", recipe=str(recipe), device="cpu"))
+    (snippet,), (command,) = snippets(tmp_path / "m"), commands(tmp_path / "m")
+    found, _ = executed(snippet, tmp_path / "m")
+    assert found == bw.load(tmp_path / "m").detect(["The chef ate the meal."])
+    write_reviews(tmp_path / "m/DATA.csv", 30)
+    typed(command, tmp_path / "m", "--device", "cpu", "--set", "epochs=1")
+    assert bw.Predictor(tmp_path / "m/CLASSIFIER", device="cpu").predict(["good film"])
+    (snippet,), (command,) = snippets(tmp_path / "m/generator"), commands(tmp_path / "m/generator")
+    typed(command, tmp_path / "m/generator")
+    found, _ = executed(snippet, tmp_path / "m/generator")
+    ours = bw.load(tmp_path / "m/generator").fill([shlex.split(command)[-1]])[0][0]
+    assert [one["token"] for one in found] == [one["token"] for one in ours]
+
+
+DATA: dict[str, tuple[str, Callable[..., Path]]] = {
+    "classification": ("d.csv", write_reviews),
+    "pairs": ("d.csv", write_pairs),
+    "regression": ("d.csv", write_pairs),
+    "multilabel": ("d.jsonl", write_multilabel),
+    "tagging": ("d.conll", write_conll),
+    "spans": ("d.json", write_spans),
+    "qa": ("d.json", write_squad),
+    "choice": ("d.csv", write_choices),
+}
+
+
+def write_xlm(folder: Path) -> Path:
+    """A model of two languages, for one of them."""
+    r = load_recipe("xlm-small", tuple(f"encoder.{size}" for size in SIZES))
+    base = Tokenizer.load(write_model(folder.with_name("words")))
+    c = replace(r.encoder, vocab_size=base.vocab_size, type_vocab_size=2, languages=LANGUAGES, language="de")
+    torch.manual_seed(0)
+    network = PretrainingModel(c, {"masked_lm": 1.0})
+    state = {name: p.detach() + 0.15 * torch.randn_like(p) for name, p in network.named_parameters()}
+    save_model(folder, state, c, base, card="")
+    return folder
+
+
+def finetuned(folder: Path, task: str, base: Path) -> Path:
+    name, write = DATA[task]
+    data = write(folder / name)
+    if task == "pairs":  # classes instead of numbers
+        lines = data.read_text().splitlines()
+        rows = [line.rsplit("\t", 1) for line in lines[1:]]
+        data.write_text(
+            "\n".join([lines[0], *(f"{texts}\t{'high' if float(n) > 2.5 else 'low'}" for texts, n in rows)])
+        )
+    if task == "regression":
+        data.write_text(re.sub(r"^[^\t]*\t", "", data.read_text(), flags=re.MULTILINE))
+    options = {"epochs": 2, "learning_rate": 3e-3, "method": "full", "validation": "split", "device": "cpu"}
+    bw.finetune(data, model=base, output=folder / "out", **options)
+    return folder / "out"
+
+
+def compare(task: str, found: Any, predictor: bw.Predictor, snippet: str, in_a_language: bool) -> None:
+    """Compare the value of a snippet with the prediction for the same text."""
+    t = predictor.description.temperature
+    match task:
+        case "classification" | "pairs":
+            texts = [("A text", "and another")] if task == "pairs" else ["A text"]
+            (ours,) = predictor.predict(texts)
+            found = found if isinstance(found, str) else (found if isinstance(found, dict) else found[0])["label"]
+            assert found == ours["label"]
+        case "regression":
+            (ours,) = predictor.predict(["A text"])
+            value = found if in_a_language else found[0]["score"]
+            assert value == pytest.approx(ours["value"], abs=1e-4)
+        case "multilabel":
+            (ours,) = predictor.predict(["A text"], probabilities=True)
+            listed = found if in_a_language or isinstance(found[0], dict) else found[0]
+            rows = found.items() if in_a_language else [(one["label"], one["score"]) for one in listed]
+            logits = {label: torch.tensor(score).logit() for label, score in rows}
+            for label, score in ours["scores"].items():
+                assert float((logits[label] / t).sigmoid()) == pytest.approx(score, abs=1e-4)
+        case "tagging" | "spans":
+            (ours,) = predictor.predict(["Some words."])
+            types = [entity["type"] for entity in ours["entities"]]
+            if not in_a_language:
+                assert [one["entity_group"] for one in found] == types
+            elif task == "tagging":
+                pieces = [(token, tag) for token, tag in found if token not in ("[CLS]", "[SEP]")]
+                assert [tag for token, tag in pieces if not token.startswith("##")] == ours["tags"]
+            else:
+                assert any(tag != "O" for token, tag in found[1:-1]) == bool(types)
+        case "qa":
+            (ours,) = predictor.predict([{"question": "A question?", "context": "A text that has the answer."}])
+            if ours["answer"]:  # else the model finds none
+                assert found == ours["answer"]
+        case "choice":
+            row = {"startphrase": "A beginning.", "ending0": "A first end.", "ending1": "A second end."}
+            names = predictor.description.text
+            (ours,) = predictor.predict([{name: row.get(name, "A second end.") for name in names}])
+            assert found == ("A first end." if int(ours["choice"]) == 0 else "A second end.")
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_the_card_of_a_fine_tuned_model(task: str, tmp_path: Path):
+    out = finetuned(tmp_path, task, write_model(tmp_path / "base"))
+    check_card(task, out, tmp_path, in_a_language=False)
+
+
+SLOW = [pytest.param(task, marks=pytest.mark.slow) for task in ("pairs", "regression", "multilabel", "tagging")]
+
+
+@pytest.mark.parametrize("task", ["classification", "spans", "qa", *SLOW])
+def test_the_card_of_a_fine_tuned_model_of_several_languages(task: str, tmp_path: Path):
+    out = finetuned(tmp_path, task, write_xlm(tmp_path / "base"))
+    check_card(task, out, tmp_path, in_a_language=True)
+    (snippet,) = snippets(out)
+    assert "langs" in snippet
+    assert ', 1)  # "de"' in snippet
+
+
+def check_card(task: str, out: Path, home: Path, *, in_a_language: bool) -> None:
+    data = home / DATA[task][0]
+    for command in commands(out):
+        shutil.copy(data, out / data.name)
+        suffix = "jsonl" if data.suffix != ".csv" else "csv"
+        typed(command.replace("new.csv", data.name).replace("scored.csv", f"scored.{suffix}"), out)
+        assert (out / f"scored.{suffix}").stat().st_size
+    (snippet,) = snippets(out)
+    found, _ = executed(snippet, out)
+    compare(task, found, bw.Predictor(out, device="cpu"), snippet, in_a_language)
