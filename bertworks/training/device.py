@@ -1,6 +1,7 @@
 """The machine: devices, precision by measured matrix products, threads, memory."""
 
 import ctypes
+import gc
 import math
 import os
 import platform
@@ -325,5 +326,6 @@ class ServerHeapTrimmer(HeapTrimmer):
         self.baseline = min(now, self.baseline or now)
         if now > SERVER_GROWTH * self.baseline and moment - self._trimmed >= 1:
             self._trimmed = moment
+            gc.collect()  # a job and its future refer to each other, and so keep bodies and vectors
             trim_heap()
         return now
