@@ -15,7 +15,7 @@ from bertworks.inference.decoding import make_featurizer
 from bertworks.models.config import EncoderConfig
 from bertworks.runs import finetune as finetune_module
 from bertworks.runs.finetune import finetune_events
-from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.finetune_job import FinetuneJob, Forecast
 from bertworks.runs.validation import PARTS
 from bertworks.training.recipe import load_finetune_recipe, resolve_recipe
 
@@ -146,7 +146,7 @@ def test_plan_and_forecast_count_the_clozes(model: Path, tmp_path: Path, monkeyp
 
 
 def test_a_budget_takes_clozes_and_epochs_alike(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda one, *_: 2.0 * one.recipe.epochs)
+    monkeypatch.setattr("bertworks.runs.finetune.forecast", lambda job, *_: Forecast(2.0 * job.recipe.epochs, 0.0))
     data = write_squad(tmp_path / "squad.json", 40, impossible=False)
     request = make_finetune_request(data, model=model, budget="1m")
     plan = next(e for e in finetune_events(tmp_path / "out", request, device="cpu") if e.kind == "plan")

@@ -100,21 +100,21 @@ def test_rows_of_one_label_can_be_evaluated(classifier: Path, tmp_path: Path):
 
 
 def test_labels_that_were_never_trained_are_mistakes(classifier: Path, tmp_path: Path):
-    rows = [("a good film", "pos"), ("so so", "neutral"), ("so", "neutral"), ("a sad film", "ngo")]
+    rows = [("a good film", "pos"), ("so so", "neutral"), ("so", "neutral"), ("a sad film", "negg")]
     data = write_rows(tmp_path / "t.csv", ("text", "label"), *rows)
     found = evaluate_task(classifier, data, errors=tmp_path / "errors.csv", device="cpu")
-    assert (found["rows"], found["unknown_labels"]) == (4, {"neutral": 2, "ngo": 1})
+    assert (found["rows"], found["unknown_labels"]) == (4, {"neutral": 2, "negg": 1})
     assert found["mistakes"] >= 3
     assert found["figures"]["accuracy"] <= 0.25
     assert found["table"]["neutral"] == {"precision": 0, "recall": 0, "f1": 0, "support": 2}
     (note,) = [note for note in found["notes"] if "never trained" in note]
     assert "2 labels" in note
-    assert "'neutral' (2), 'ngo' (1, did you mean 'neg'?)" in note
+    assert "'neutral' (2), 'negg' (1, did you mean 'neg'?)" in note
     json.dumps(found)
     with (tmp_path / "errors.csv").open(newline="") as file:
-        assert {"neutral", "ngo"} <= {row["gold"] for row in csv.DictReader(file)}
+        assert {"neutral", "negg"} <= {row["gold"] for row in csv.DictReader(file)}
     (tmp_path / "train.csv").write_text("text,label\n" + "a good film,pos\na sad film,neg\n" * 20)
-    with pytest.raises(BertworksError, match=r"t\.csv.*'ngo'") as raised:  # in a dev file they are errors
+    with pytest.raises(BertworksError, match=r"t\.csv.*'negg'") as raised:  # in a dev file they are errors
         read_data(tmp_path / "train.csv", dev=data)
     assert "did you mean 'neg'?" in str(raised.value)
 
