@@ -292,3 +292,26 @@ def check_card(task: str, out: Path, home: Path, *, in_a_language: bool) -> None
     (snippet,) = snippets(out)
     found, _ = executed(snippet, out)
     compare(task, found, bw.Predictor(out, device="cpu"), snippet, in_a_language)
+
+
+def test_the_card_of_a_frozen_model_does_not_contradict_itself(tmp_path: Path):
+    data = write_reviews(tmp_path / "d.csv", 1100)
+    base = write_model(tmp_path / "base")
+    bw.finetune(data, model=base, output=tmp_path / "out", method="frozen", validation="split", device="cpu")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "transformers has no such network, and refuses this folder." in card
+    assert "Its probabilities are" in card
+    assert "not calibrated" not in card
+    assert "divide the logits" not in card
+    assert snippets(tmp_path / "out") == []
+    shutil.copy(data, tmp_path / "out/new.csv")
+    (command,) = commands(tmp_path / "out")
+    typed(command, tmp_path / "out")
+    list(bw.convert(tmp_path / "out", tmp_path / "copy"))
+    (tmp_path / "out/README.md").unlink()
+    list(bw.convert(tmp_path / "out", tmp_path / "converted"))
+    (snippet,) = snippets(tmp_path / "converted")
+    _, names = executed(snippet, tmp_path / "converted")
+    with chdir(tmp_path / "converted"):  # the model is "."
+        found = names["model"].predict(["good film"])
+    assert found == bw.Predictor(tmp_path / "out").predict(["good film"])

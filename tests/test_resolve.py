@@ -14,7 +14,7 @@ from tiny import write_corpus, write_recipe
 
 from bertworks.checkpoints import resolve
 from bertworks.checkpoints.model_folder import load_model
-from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model
+from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model, task_folder
 from bertworks.errors import BertworksError
 from bertworks.inference.masked_lm import Filler
 from bertworks.models.encoder import Encoder
@@ -297,3 +297,18 @@ def test_a_model_with_its_config_in_a_folder_is_fetched(here: Path, monkeypatch:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", absent)
     snapshot = cached(here, "owner/sentences", "0_Transformer/model.safetensors")
     assert resolve_model("owner/sentences") == snapshot
+
+
+def test_a_task_of_a_folder_that_does_not_exist(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
+    (here / "runs/mybert").mkdir(parents=True)
+    for task in (None, "reviews"):
+        with pytest.raises(BertworksError, match="no such model folder") as raised:
+            resolve_model(task_folder("runs/mybret", task))
+        assert raised.value.hint == "did you mean runs/mybert?"
+    for name in ("runs/mybert", "minilm"):
+        with pytest.raises(BertworksError, match="was not fine-tuned jointly"):
+            task_folder(name, "reviews")
+    (here / "file").write_text("")
+    with pytest.raises(BertworksError, match="a file, not a model folder"):
+        task_folder("file", "reviews")

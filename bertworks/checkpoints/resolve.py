@@ -79,11 +79,14 @@ def task_folder(model: str | Path, task: str | None) -> str | Path:
     """The folder of a task of a joint fine-tuning; without a task: the model itself.
 
     Raises:
-        BertworksError: no joint fine-tuning, or no such task.
+        BertworksError: no such folder, no joint fine-tuning, or no such task.
     """
     if task is None:
         return model
     tasks = joint_tasks(model)
+    folder = as_path(model, "model").expanduser()
+    if not tasks and not is_model_name(model) and not folder.is_dir():
+        raise _nothing_there(str(model), folder)
     require(tasks, "the model was not fine-tuned jointly: it has no tasks to choose from", model, "leave out --task")
     require(task in tasks, f"no task {task!r}: the model has {', '.join(tasks)}", model, f"--task {[*tasks, ''][0]}")
     return tasks[task]
