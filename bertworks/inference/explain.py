@@ -188,7 +188,7 @@ class _Prediction(NamedTuple):
 
 def explain(
     model: str | Path | LazyModel, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask",
-    device: str = "auto", is_wanted: Callable[[], bool] = lambda: True,
+    device: str = "auto", is_wanted: Callable[[], bool] | None = None,
 ) -> Explanation:  # fmt: skip
     """Explain a prediction: integrated gradients and occlusion of the words, attention of every head, similarity of
     the tokens after every layer, and who reads whom.
@@ -203,7 +203,7 @@ def explain(
         target: what to explain instead of the prediction: a label; a word, for tags and replaced words; another token
             for [MASK].
         baseline: the token that stands for "no information": [MASK], or [PAD].
-        is_wanted: called before each batch of copies of the text; the computation ends when it is false.
+        is_wanted: called before each batch of copies of the text; the computation ends when it is false. None: it is always wanted.
 
     Raises:
         UnwantedError: the explanation is not wanted any more.
@@ -226,7 +226,7 @@ def explain(
     if value is not None and logits is not None:
 
         def output(examples: Sequence[Example]) -> Tensor:
-            if not is_wanted():
+            if is_wanted is not None and not is_wanted():
                 raise UnwantedError("this explanation is not wanted any more")
             x = logits(collate(examples).to(embedding.weight.device)).float()
             return value(x.view(len(examples), -1, x.shape[-1]))
