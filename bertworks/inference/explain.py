@@ -203,7 +203,8 @@ def explain(
         target: what to explain instead of the prediction: a label; a word, for tags and replaced words; another token
             for [MASK].
         baseline: the token that stands for "no information": [MASK], or [PAD].
-        is_wanted: called before each batch of copies of the text; the computation ends when it is false. None: it is always wanted.
+        is_wanted: called before each batch of copies of the text; the computation ends when it is false. None: it
+            goes on to the end.
 
     Raises:
         UnwantedError: the explanation is not wanted any more.
