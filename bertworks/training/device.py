@@ -261,6 +261,13 @@ def disable_heap_trim() -> None:
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
 
 
+def use_one_heap() -> None:
+    """All threads allocate from the same heap from now on. glibc gives each its own, and what a thread has freed in one
+    cannot be used by the others: the memory of a server with many threads grows. No effect without glibc."""
+    if libc := _glibc():
+        libc.mallopt(-8, 1)  # M_ARENA_MAX
+
+
 def trim_heap() -> None:
     """Returns unused memory to the system. Later allocations cause page faults."""
     if libc := _glibc():
