@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.datasets.codes import is_code, is_single_word
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema
 from bertworks.errors import BertworksError, UsageError
+from bertworks.text.codes import is_code, is_single_word
 
 ROWS = 120
 WORDS = """the film was good and we liked it but music seemed too loud in our small town where people never go out after

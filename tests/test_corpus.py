@@ -246,6 +246,11 @@ def test_wikiextractor_entities_and_a_cut_off_article(tmp_path: Path) -> None:
             "sentence, after title (--text-column sentence: without)",
         ),
         ({"name": "short", "bemerkung": "The column with the longest values is the text."}, "bemerkung"),
+        (
+            {"seite": "https://example.org/a/long/address/of/a/page", "bemerkung": "It was a short visit."},
+            "bemerkung",
+        ),
+        ({"zeit": "Sat Apr 26 06:46:18 PDT 2009", "bemerkung": "It was a short visit."}, "bemerkung"),
         ({"id": 5, "paragraphs": ["One paragraph.", "Another."]}, "paragraphs"),
     ],
 )

@@ -262,7 +262,7 @@ def test_options_outside_their_range_are_refused(options: dict, message: str):
 
 
 def test_texts_that_cannot_be_continued(folder: Path):
-    for texts, message in ((["fine", ""], "text 2 has no tokens"), ([3], "3 is not a text")):
+    for texts, message in ((["fine", ""], "text 2 has no tokens"), ([3], "text 1 is 3: expected a string")):
         with pytest.raises(bw.BertworksError, match=message):
             list(bw.generate(folder, texts, **EXACT))
     with pytest.raises(bw.UsageError, match="one text"):

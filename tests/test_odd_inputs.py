@@ -426,3 +426,12 @@ def test_windows_that_never_advance_are_refused(tmp_path: Path) -> None:
     (tmp_path / "task.json").write_text(json.dumps(described))
     with pytest.raises(BertworksError, match="not written by fine-tuning"):
         _ = ModelFolder(tmp_path).task_config
+
+
+def test_a_text_that_is_nan_is_left_out_and_named(tmp_path: Path) -> None:
+    rows = [f"a film with {'good' if n % 2 else 'bad'} actors {n},{'yn'[n % 2]}" for n in range(30)]
+    (tmp_path / "reviews.csv").write_text("\n".join(["text,label", *rows, "nan,y", "NaN,n", ""]))
+    data = read_data(tmp_path / "reviews.csv")
+    (note,) = [note for note in data.notes if "without text" in note]
+    assert note.count("has 'nan'") == 2
+    assert "reviews.csv:32 has 'nan'" in note

@@ -477,6 +477,7 @@ KNOWN = Schema(task="classification", text=("text",), label=("label",), labels=(
         (KNOWN, {"text": "a", "label": ""}, "the label in 'label' is missing"),
         (KNOWN, {"text": "a", "label": None}, "the label in 'label' is missing"),
         (KNOWN, {"text": "a", "label": float("nan")}, "the label in 'label' is missing"),
+        (KNOWN, {"text": "a", "label": "nan"}, "the label in 'label' is missing: the cell holds 'nan'"),
         (MULTILABEL, {"text": "x", "label": ["a", "b"]},
          "the label 'b' is not known"),
         (MULTILABEL, {"text": "x", "label": "a;b"}, "holds 'a;b'"),

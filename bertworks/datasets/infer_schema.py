@@ -12,12 +12,12 @@ from statistics import mode
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
-from bertworks.datasets.codes import is_code
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TASKS, Schema, TaskType, find_labels, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.tables import ReadOptions, find_column
+from bertworks.text.codes import is_code
 
 Columns = Mapping[str, Column]  # by name
 Names = tuple[str, ...]  # of columns

@@ -114,7 +114,8 @@ def items(
                 raise BertworksError(what, where=row.where, hint="give each row its own id, or rename the column")
         except BertworksError as error:
             if left_out is not None and isinstance(error, values.EmptyTextError):
-                left_out.add(row.where)
+                has_nan = any(values.is_nan_text(row.values.get(column)) for column in schema.text)
+                left_out.add(f"{row.where} has 'nan'" if has_nan else row.where)
             elif reader.options.skip_unlabelled and isinstance(error, values.MissingLabelError):
                 reader.unlabelled.add(row.where)
             elif errors is not None:
@@ -305,6 +306,8 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     expected = str(TASKS[schema.task]["expected"]).replace("NUMBERS", numbers)
     if schema.task not in ("classification", "multilabel") and values.label_text(value) is None:
         raise values.missing_label(column, where, expected)
+    if schema.task in ("classification", "multilabel") and values.is_nan_text(value):
+        raise values.missing_label(column, where, "write a label there; a class of this name needs another name", value)
     known = partial(
         values.known_label,
         labels=schema.labels,

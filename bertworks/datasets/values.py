@@ -20,9 +20,9 @@ from sys import intern
 from typing import Any
 
 from bertworks.datasets.annotations import span_of
-from bertworks.datasets.codes import is_code, is_single_word
 from bertworks.errors import BertworksError, first_names as first_names, names_of as names_of
 from bertworks.io.tables import COLUMN_NAMES, TEXT_NAMES, first_rows, is_header, split_rows
+from bertworks.text.codes import is_code, is_single_word
 
 # The label, whatever else there is; others.
 SURE_LABELS, _OTHER_LABELS, _OTHER_TEXTS, PROMPTS, ID_NAMES = (
@@ -62,9 +62,18 @@ class MissingLabelError(BertworksError):
     """A row has no label where the schema reads one."""
 
 
-def missing_label(column: str, where: str, hint: str) -> MissingLabelError:
+def missing_label(column: str, where: str, hint: str, value: Any = None) -> MissingLabelError:
+    """The error for a row without a label. value: what the cell holds, which is named if it is the text "nan"."""
     hint = f"{hint}; or skip all rows without a label: --skip-unlabelled"
-    return MissingLabelError(f"the label in {column!r} is missing", where=where, hint=hint)
+    what = f"the label in {column!r} is missing"
+    if is_nan_text(value):
+        what += f": the cell holds {value.strip()!r}, as programs write a cell without a value"
+    return MissingLabelError(what, where=where, hint=hint)
+
+
+def is_nan_text(value: Any) -> bool:
+    """Whether a value is the text "nan", which pandas writes for a cell without a value."""
+    return isinstance(value, str) and value.strip() in _MISSING and bool(value.strip())
 
 
 def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: Container[str] = ()) -> bool | None:

@@ -21,6 +21,7 @@ from bertworks.io import tables, text_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.tables import Data, StoredRows, sources_of
 from bertworks.io.text_files import FORMATS, IssueCounter, Issues, LineReader, format_suffix, nothing_there, open_lines
+from bertworks.text.codes import are_codes
 from bertworks.text.segmentation import cut_text, margin_of, paragraphs, separation
 
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
@@ -255,7 +256,15 @@ class FileReader:
                     yield _document(next(row), _titled(values) or "")
 
     def _text_columns(self, columns: Mapping[str, Sequence[object]]) -> list[str]:
-        """The column of the text, after that of the title if there is one and `text_column` is unset. Also reported."""
+        """The column of the text, after that of the title if there is one and `text_column` is unset. Also reported.
+        Dates, paths, addresses and ids are no text while there is another column."""
+        if self.text_column is None:
+            languages = {
+                name: values
+                for name, values in columns.items()
+                if not are_codes(value for value in values if isinstance(value, str))
+            }
+            columns = languages or columns
         column = tables.choose_column(columns, self.name, self.text_column)
         title = tables.usual_column(columns, tables.TITLE_NAMES) if self.text_column is None else None
         how = column if title in (None, column) else f"{column}, after {title} (--text-column {column}: without)"

@@ -5,6 +5,7 @@ A column of such values is not the text of a row while there is another one.
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 from bertworks.config import packaged_table
 
@@ -43,6 +44,12 @@ def is_code(value: str) -> bool:
         elif not _is_word_of_dates(token):
             return False
     return has_code  # May and Sunday are words of texts too
+
+
+def are_codes(values: Iterable[str]) -> bool:
+    """Whether nine of ten values, or more, are codes; values without text do not count."""
+    texts = [value for value in values if value.strip()]
+    return bool(texts) and sum(map(is_code, texts)) >= 0.9 * len(texts)
 
 
 def is_single_word(value: str) -> bool:
