@@ -588,7 +588,7 @@ def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
         list(items(reader, KNOWN))
     left_out = IssueCounter()
     assert [item.texts for item in items(reader, KNOWN, left_out=left_out)] == [("a",), ("b",)]
-    assert (left_out.count, left_out.places) == (2, ["a.csv:3", "a.csv:5"])
+    assert (left_out.count, left_out.places) == (2, ["a.csv:3", "a.csv:5 has 'nan'"])
 
 
 def test_ids(tmp_path: Path) -> None:

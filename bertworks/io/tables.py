@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -286,20 +286,28 @@ def as_text(value: object) -> str | None:
 
 
 def choose_column(
-    columns: Mapping[str, Sequence[object]], name: str, column: str | None, option: str = "--text-column"
+    columns: Mapping[str, Sequence[object]],
+    name: str,
+    column: str | None,
+    option: str = "--text-column",
+    codes: Container[str] = (),
 ) -> str:
     """Choose the column of the text: `column`, else by name, else the one with the longest texts.
 
     Args:
         option: of the command line, for messages.
+        codes: names of columns that hold no language. Such a column is chosen only if no other one looks like text.
     """
     if column is not None:
         return find_column(list(columns), name, column, option)
     lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
-    if chosen := usual_column([key for key in columns if lengths[key]], TEXT_NAMES):
-        return chosen
-    longest = max(lengths, key=lambda key: lengths[key], default=None)
-    if longest is None or lengths[longest] < _MIN_TEXT:
+    usual = usual_column([key for key in columns if lengths[key] and key not in codes], TEXT_NAMES)
+    if usual is not None:
+        return usual
+    texts = [key for key in columns if lengths[key] >= _MIN_TEXT]
+    languages = [key for key in texts if key not in codes]
+    longest = max(languages or texts, key=lambda key: lengths[key], default=None)
+    if longest is None:
         what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
         raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
     return longest

@@ -258,14 +258,10 @@ class FileReader:
     def _text_columns(self, columns: Mapping[str, Sequence[object]]) -> list[str]:
         """The column of the text, after that of the title if there is one and `text_column` is unset. Also reported.
         Dates, paths, addresses and ids are no text while there is another column."""
-        if self.text_column is None:
-            languages = {
-                name: values
-                for name, values in columns.items()
-                if not are_codes(value for value in values if isinstance(value, str))
-            }
-            columns = languages or columns
-        column = tables.choose_column(columns, self.name, self.text_column)
+        codes = {
+            name for name, values in columns.items() if are_codes(value for value in values if isinstance(value, str))
+        }
+        column = tables.choose_column(columns, self.name, self.text_column, codes=codes)
         title = tables.usual_column(columns, tables.TITLE_NAMES) if self.text_column is None else None
         how = column if title in (None, column) else f"{column}, after {title} (--text-column {column}: without)"
         self.report.columns[how] = self.report.columns.get(how, 0) + 1
