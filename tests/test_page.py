@@ -249,7 +249,6 @@ def test_blanks_are_filled(at: Callable[[str], str], visit: Callable[..., Any]):
     ]
     first, second = texts(page, "#fill .said mark")
     assert texts(page, "#fill .said") == [f"🎉 the {first} was {second} ."]
-    assert masks[0][0]["text"] == f"🎉 the {first} was [MASK] ."
 
 
 def test_a_text_is_classified(at: Callable[[str], str], visit: Callable[..., Any]):
