@@ -323,7 +323,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files(model: Path, tmp_path: Path, small: None):
     documents, folder = write_documents(tmp_path / "d.jsonl", {"id": "x", "text": " "}), tmp_path / "idx"
     *_, last = index_file(documents, folder, model=model, device="cpu")
-    assert last.fields == {"index": str(folder), "documents": 5, "replaced": 0}
+    assert last.fields == {"index": str(folder), "documents": 5, "replaced": 0, "truncated": 0}
     assert Index(folder, device="cpu").search("sad dogs", 1)[0]["fields"] == {"year": 1901}
     before = (folder / MANIFEST).read_bytes()
     *_, last = index_file(documents, folder, device="cpu")
@@ -331,7 +331,7 @@ def test_files(model: Path, tmp_path: Path, small: None):
     assert (folder / MANIFEST).read_bytes() == before
     write_documents(documents, {"id": "f", "text": "nasty music"})
     *_, last = index_file(documents, folder, device="cpu")
-    assert last.fields == {"index": str(folder), "documents": 6, "replaced": 5}
+    assert last.fields == {"index": str(folder), "documents": 6, "replaced": 5, "truncated": 0}
     (tmp_path / "t.txt").write_text("one\n\ntwo\n")
     *_, last = index_file(tmp_path / "t.txt", folder, device="cpu")
     assert last.fields["documents"] == 8

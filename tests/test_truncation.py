@@ -11,10 +11,12 @@ from served import write_head
 from bertworks.batching.features import Truncation, format_truncation
 from bertworks.cli.main import main
 from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task
-from bertworks.evaluation.retrieval import evaluate_pairs
+from bertworks.evaluation.retrieval import evaluate_pairs, evaluate_retrieval
 from bertworks.inference.embed import Embedder
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
+from bertworks.io.processes import Bulk
+from bertworks.retrieval.index import index_file
 
 LONG = "the film was a story of men and dogs " * 20
 SHORT = "a good film"
@@ -122,3 +124,23 @@ def test_vectors_and_counts(model: Path) -> None:
     read = (embedder.settings.max_length or 0) - 2
     assert counts == Truncation(rows=2, truncated=1, tokens_read=read, tokens_left_out=tokens - read)
     assert format_truncation({"rows": 2, **counts.as_dict()}).startswith("1 of 2 rows were truncated: ")
+
+
+@pytest.mark.parametrize("steps", [[Bulk()], [Bulk(part="0/1"), Bulk(join=True)]])
+def test_documents_of_an_index(model: Path, rows: Path, tmp_path: Path, steps: list[Bulk]) -> None:
+    for bulk in steps:
+        *_, last = index_file(rows, tmp_path / "index", model=model, text=["text"], device="cpu", bulk=bulk)
+    assert last.fields["truncated"] == 2
+    assert "2 texts were truncated" in last.text
+
+
+def test_documents_of_a_test_collection(model: Path, tmp_path: Path) -> None:
+    documents = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate((LONG, SHORT, "a dog ran"))]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"_id": "q1", "text": "a good film"}) + "\n")
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\n")
+    *events, last = evaluate_retrieval(tmp_path, model, device="cpu")
+    assert last.fields["truncated"] == 1
+    assert last.fields["truncated_tokens"] > 0
+    assert any("WARNING: 1 of 3 documents were truncated" in event.text for event in events)

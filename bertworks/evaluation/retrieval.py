@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch
-from bertworks.batching.features import Truncation
+from bertworks.batching.features import Truncation, format_truncation
 from bertworks.batching.masking import Example
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
@@ -149,7 +149,9 @@ def evaluate_retrieval(
     language: str | None = None, rerank: str | Path | None = None, keep_identical: bool = False, device: str = "auto",
 ) -> Iterator[Event]:  # fmt: skip
     """nDCG@10, mean average precision and recall over all queries of a test collection, for each ranking. The fields of
-    the event "done" are `dense`, `bm25`, `hybrid` and, with `rerank`, `reranked`: figures by name.
+    the event "done" are `dense`, `bm25`, `hybrid` and, with `rerank`, `reranked`: figures by name; and `truncated`,
+    `truncated_tokens` and `truncated_share`: how many documents the model does not read to their end, and how much of
+    them it leaves out.
 
     Args:
         data: a folder in the layout of TREC or BEIR (`read_collection`).
@@ -191,8 +193,13 @@ def evaluate_retrieval(
         if reranker is not None:
             scores["reranked"] = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
         figures = {ranking: _figures(collection, names, some) for ranking, some in scores.items()}
+        truncation = index.truncation
+    if truncation.truncated:
+        counts = {"rows": truncation.rows, **truncation.as_dict()}
+        yield Event("note", f"WARNING: {format_truncation(counts, 'documents')}", counts)
     text = f"{len(queries):,} queries, {len(names):,} documents"
-    yield Event("done", text, {"queries": len(queries), "documents": len(names), **figures})
+    fields = {"queries": len(queries), "documents": len(names), **truncation.as_dict(), **figures}
+    yield Event("done", text, fields)
 
 
 def evaluate_pairs(

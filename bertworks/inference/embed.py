@@ -398,7 +398,8 @@ def embed_file(
 def _portion(embedder: Embedder, prompts: Sequence[str] | None, texts: Sequence[str]) -> tuple[int, bytes]:
     """The number of truncated texts, and the vectors. prompts: names; then, as an index has them, of length 1."""
     if prompts is not None:
-        return 0, normalized(embedder.embed(texts, prompt=embedder.settings.prompt(*prompts))).tobytes()
+        vectors, counts = embedder.embed_and_count(texts, prompt=embedder.settings.prompt(*prompts))
+        return counts.truncated, normalized(vectors).tobytes()
     vectors, truncated = embedder.portion(texts)
     return int(np.count_nonzero(truncated)), vectors.tobytes()
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, TypedDict, get_args
 import numpy as np
 import torch
 
+from bertworks.batching.features import Truncation
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
@@ -64,6 +65,8 @@ class Index(Documents):
 
     Attributes:
         manifest: the state of the index.
+        truncation: how many of the documents that this object has added were longer than the model reads, and how much
+            of them was left out.
 
     Raises:
         BertworksError: the index is missing or damaged. When vectors are computed: the model is missing, or is not the
@@ -73,6 +76,7 @@ class Index(Documents):
     def __init__(self, folder: str | Path, *, model: str | Path | LazyModel | None = None, device: str = "auto"):
         super().__init__(as_path(folder))
         self._model, self._device = model, device
+        self.truncation = Truncation()
 
     @classmethod
     def create(
@@ -277,7 +281,7 @@ class Index(Documents):
         _ = self.language  # report another stemmer before vectors are computed
         before, prompt = len(self), self.embedder.settings.prompt(*DOCUMENT_PROMPTS)
         if vectors is None:
-            vectors = normalized(self.embedder.embed(texts, prompt=prompt))
+            vectors = normalized(self.embedder.embed_and_count(texts, prompt=prompt, counts=self.truncation)[0])
         vectors = vectors.reshape(len(texts), -1)[list(places.values())]
         manifest = self.without(list(places))
         manifest = replace(manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})})
@@ -385,6 +389,8 @@ def _add_rows(
     """Add the rows of a file, one portion at a time, after those that are there. left_out: columns that are not stored
     next to the text. files: the vectors of all portions; none: they are computed."""
     replaced = 0
+    # The name of a file of vectors ends with the number of its texts that were truncated.
+    truncated = sum(int(file.name.rpartition("-")[2]) for file in files)
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
         if complete:
@@ -406,7 +412,7 @@ def _add_rows(
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
     yield from notes_on(reader, empty, "are left out")
-    yield _done(index, f"{done:,} rows of {reader.name}", replaced)
+    yield _done(index, f"{done:,} rows of {reader.name}", replaced, truncated + index.truncation.truncated)
 
 
 def _open_or_create(folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any) -> Index:
@@ -429,9 +435,11 @@ def _open_or_create(folder: Path, model: str | Path | None, device: str, part: s
     return index
 
 
-def _done(index: Index, what: str, replaced: int) -> Event:
+def _done(index: Index, what: str, replaced: int, truncated: int = 0) -> Event:
+    """The last event. truncated: how many of the new documents are longer than the model reads."""
     more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
-    fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced}
+    more += f"; {truncated:,} texts were truncated" if truncated else ""
+    fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced, "truncated": truncated}
     return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
 
 
