@@ -357,15 +357,16 @@ def test_damaged_byte_level_files_are_refused(folders, tmp_path, name, content, 
 
 
 def real_lines(data_folder, count):
-    """Lines of the corpora, in about equal parts."""
-    corpora = sorted((data_folder / "text").glob("*.jsonl.gz"))
+    """Lines of the corpora, in about equal parts; what small corpora lack comes from the larger ones."""
+    corpora = sorted((data_folder / "text").glob("*.jsonl.gz"), key=lambda path: path.stat().st_size)
     lines = []
-    for path in corpora:
+    for number, path in enumerate(corpora):
+        share = (count - len(lines)) // (len(corpora) - number) + 1
         with gzip.open(path, "rt", encoding="utf-8") as file:
             texts = (json.loads(line)["text"] for line in file)
             parts = (line[start : start + 400] for text in texts for line in text.split("\n") for start in (0, 400))
-            lines += islice((part for part in parts if part), count // (len(corpora) - 1) + 1)
-    return lines
+            lines += islice((part for part in parts if part), share)
+    return lines[:count]
 
 
 def write_bert(folder, lines):
