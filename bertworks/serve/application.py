@@ -58,6 +58,7 @@ ANSWER_SECONDS = 30.0  # to make an answer, from when its results are there
 SMALL_ANSWER = 1 << 14  # bytes: made at once, and sent in one piece
 SENT_BYTES = 1 << 16  # of a larger answer, at once
 SEND_SECONDS = 30.0  # in which a client reads such a piece
+MAX_SETTINGS = 20  # commas of a request to /decode that are not between its ids
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
 PIECES = 16  # of each client, in a turn of the event loop
@@ -386,6 +387,8 @@ class Application:
     def _parse(self, name: str, body: bytes, lane: int) -> tuple[Steps, InferenceJob]:
         """Called in a thread of the lane."""
         begin = time.perf_counter()
+        if name == "decode":  # lists of ids take some twenty times the memory of a body: too many are not read
+            check_tokens(body.count(b",") - MAX_SETTINGS, self._limits.tokens)
         steps = self._abilities.endpoints[name](read(body, self._requests[name]))
         job = next(steps)
         tokens = sum(job.costs)
