@@ -22,7 +22,7 @@ from bertworks.serve.answers import AnswerParts
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import RERANKED_AT_ONCE
-from bertworks.serve.openapi import ENDPOINTS, paths_of
+from bertworks.serve.openapi import ENDPOINTS, paths_of, read as openapi_read
 
 LIMITS = Limits(body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60)
 HEADS: dict[str, dict[str, Any]] = {
@@ -313,3 +313,17 @@ def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], m
     assert answer.status_code == 200
     assert count == 50
     assert max(after - before for before, after in pairwise(counts)) == RERANKED_AT_ONCE
+
+
+def test_too_many_ids_are_refused_before_they_are_read(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+    """As numbers of Python they take many times the memory of the body."""
+    read_bodies = list[bytes]()
+
+    def read(body: bytes, kind: Any) -> Any:
+        read_bodies.append(body)
+        return openapi_read(body, kind)
+
+    monkeypatch.setattr(application, "read", read)
+    for count, status in ((LIMITS.tokens, 200), (2 * LIMITS.tokens, 413)):
+        assert servers["words"].post("/decode", {"ids": [[1] * (count // 2)] * 2}).status_code == status
+    assert len(read_bodies) == 1
