@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from served import Local, write_head
 from test_admission import Client, until
 
 from bertworks.inference.explain import UnwantedError
+from bertworks.inference.predictor import Predictor
 from bertworks.retrieval.index import Index
 from bertworks.serve import application
 from bertworks.serve.answers import AnswerParts
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
-from bertworks.serve.openapi import ENDPOINTS, paths_of
+from bertworks.serve.endpoints import RERANKED_AT_ONCE
+from bertworks.serve.openapi import ENDPOINTS, paths_of, read as openapi_read
 
 LIMITS = Limits(body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60)
 HEADS: dict[str, dict[str, Any]] = {
@@ -112,7 +115,7 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
                 ]
                 assert [await client.status() for client in others] == [200] * len(others), path
                 assert {await client.status() for client in heavy} <= {200, 413, 429, 499}
-        batchers = [*served._batchers.values(), *served._lanes.values(), served._answers]
+        batchers = [*served._batchers.values(), *served._lanes.values(), served._steps, served._answers]
         await until(lambda: not any(batcher.costs or batcher.loads or batcher.busy for batcher in batchers))
         assert not served._admission.places
         assert served._admission._free == LIMITS.total_bytes
@@ -269,3 +272,58 @@ def test_a_query_may_not_be_as_long_as_a_body(servers: dict[str, Local]):
     refused = servers["words"].post("/search", too_long)
     assert refused.status_code == 413
     assert "2,001 characters: expected 2,000 at most" in refused.json()["error"]
+
+
+def test_a_search_is_computed_on_its_own_and_costs_its_words_and_tokens(
+    servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
+):
+    """A query of few different words that a vector reads whole is not cheap, and a small search does not wait for
+    several of them."""
+    batches = list[tuple[int, int]]()
+    local = servers["words"]
+    batcher = local.application._batchers["search"]
+    monkeypatch.setattr(batcher, "_observe", lambda units, cost, seconds: batches.append((units, cost)))
+    query = letters(50)  # 10 different words
+    bodies = [{"query": query, "ranking": ranking, "k": 1} for ranking in ("dense", "hybrid", "bm25") * 4]
+    found = local.all([("POST", "/search", {"json": body}) for body in bodies])
+    assert {answer.status_code for answer in found} == {200}
+    assert [units for units, _ in batches] == [1] * len(bodies)
+    lexical = min(cost for _, cost in batches)
+    assert lexical <= 8 + 10
+    read = local.abilities._index.query_tokens(query)[0]
+    assert read == 52  # 50 words, and two special tokens
+    assert sorted(cost for _, cost in batches) == [lexical] * 4 + [lexical + read] * 8
+
+
+def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+    """So an abandoned search ends between them, and others do not wait for all of them."""
+    local = servers["pairs"]
+    count = 0
+    counts = [0]  # documents that were read after each turn
+    reading = local.abilities._reranking._predictor.reading
+
+    def counted(items: Sequence[Any]) -> Any:
+        nonlocal count
+        count += len(items)
+        return reading(items)
+
+    monkeypatch.setattr(Predictor, "reading", property(lambda predictor: counted))
+    monkeypatch.setattr(local.application._steps, "_observe", lambda units, cost, seconds: counts.append(count))
+    answer = local.post("/search", {"query": "film", "k": 50, "rerank": True})
+    assert answer.status_code == 200
+    assert count == 50
+    assert max(after - before for before, after in pairwise(counts)) == RERANKED_AT_ONCE
+
+
+def test_too_many_ids_are_refused_before_they_are_read(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
+    """As numbers of Python they take many times the memory of the body."""
+    read_bodies = list[bytes]()
+
+    def read(body: bytes, kind: Any) -> Any:
+        read_bodies.append(body)
+        return openapi_read(body, kind)
+
+    monkeypatch.setattr(application, "read", read)
+    for count, status in ((LIMITS.tokens, 200), (2 * LIMITS.tokens, 413)):
+        assert servers["words"].post("/decode", {"ids": [[1] * (count // 2)] * 2}).status_code == status
+    assert len(read_bodies) == 1

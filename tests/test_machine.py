@@ -40,6 +40,35 @@ def test_memory_is_kept_until_it_is_returned() -> None:
     assert intact == 1 << 20
 
 
+GROWTH_BY_KERNELS = """
+import torch
+from bertworks.training import device
+device.limit_kernel_caches()
+weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(1536, 384), 4096)
+before = 0
+for rows in range(1, 300):
+    torch.ops.mkldnn._linear_pointwise.default(torch.randn(rows, 384), weight, None, "none", [], "")
+    if rows == 1:
+        before = device.memory_in_use()
+device.trim_heap()
+print(device.memory_in_use() - before)
+"""
+
+
+@pytest.mark.skipif(not GLIBC or not torch.backends.mkldnn.is_available(), reason="oneDNN's kernels are in its heap")
+def test_few_kernels_are_kept_unless_the_user_says_otherwise() -> None:
+    def growth(**settings: str) -> int:
+        environment = {name: value for name, value in os.environ.items() if name not in device.KERNEL_CACHES}
+        command = [sys.executable, "-c", GROWTH_BY_KERNELS]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=HERE.parent, env=environment | settings
+        )
+        return int(done.stdout)
+
+    settings_of_user = dict.fromkeys(device.KERNEL_CACHES, "1024")  # oneDNN's and PyTorch's usual ones
+    assert growth() < growth(**settings_of_user) / 2
+
+
 def test_memory_that_has_grown_by_half_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [100, 150, 151, 120, 170, 181, 90, 100]
     left, returned = iter(sizes), list[int]()

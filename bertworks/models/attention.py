@@ -22,14 +22,20 @@ from bertworks.models.config import EncoderConfig
 from bertworks.models.layout import Layout
 
 SMALL_BATCH_ROWS = 64  # rows; with more of them arithmetic takes the time
-_ROW_STEPS = 8, 64  # to multiples of which more rows are filled up: the least and the most
+_ROW_STEPS = 8, 64  # to multiples of which rows are filled up: the least and the most
 
 
-def pad_rows_to_bucket(x: Tensor) -> Tensor:
+def pad_rows_to_bucket(x: Tensor, *, pads_small: bool = False) -> Tensor:
     """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers. For products by oneDNN, which
-    writes a program for each size: that takes as long as a small product, and a thousand of them stay in memory."""
+    writes a program for each size: that takes as long as a small product, and a thousand of them stay in memory.
+
+    Args:
+        pads_small: also pad up to SMALL_BATCH_ROWS rows. A training has few such batches, a server many.
+    """
+    if len(x) <= SMALL_BATCH_ROWS and not pads_small:
+        return x
     least, most = _ROW_STEPS
-    step = min(most, max(least, 1 << len(x).bit_length() - 5)) if len(x) > SMALL_BATCH_ROWS else 1
+    step = min(most, max(least, 1 << max(0, len(x).bit_length() - 5)))
     return F.pad(x, (*(0, 0) * (x.dim() - 1), 0, -len(x) % step)) if len(x) % step else x
 
 

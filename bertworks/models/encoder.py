@@ -202,7 +202,8 @@ class Encoder(nn.Module):
         count, last = len(input_ids), len(input_ids if rows is None else rows)
         pads_rows = self.pads_rows or compiles_sizes(states[0])
         if pads_rows:
-            states, rows = [pad_rows_to_bucket(states[0])], None if rows is None else pad_rows_to_bucket(rows)
+            pad = partial(pad_rows_to_bucket, pads_small=not torch.is_grad_enabled())
+            states, rows = [pad(states[0])], None if rows is None else pad(rows)
         layers = self.layers
         for number, block in enumerate(layers):
             of_rows, memory = rows if number == len(layers) - 1 else None, memories and memories[number]

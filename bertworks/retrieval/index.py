@@ -291,10 +291,11 @@ class Index(Documents):
     def _vectors(self, queries: Sequence[str]) -> Vectors:
         return normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
 
-    def query_truncated(self, query: str) -> int:
-        """The number of tokens of a query that its vector leaves out, because the model reads no more."""
-        _, (truncated,) = self.embedder.units([query], self.embedder.settings.prompt("query"))
-        return truncated
+    def query_tokens(self, query: str) -> tuple[int, int]:
+        """The number of tokens of a query that its vector is made of, and the number of those that it leaves out,
+        because the model reads no more."""
+        (unit,), (truncated,) = self.embedder.units([query], self.embedder.settings.prompt("query"))
+        return len(unit[0].input_ids), truncated
 
     def _cosines(self, vectors: Vectors, candidates: int | None = None) -> Scores:
         """Cosines [queries, documents]. candidates: number of documents that the graph scores; None: all documents are

@@ -58,13 +58,14 @@ ANSWER_SECONDS = 30.0  # to make an answer, from when its results are there
 SMALL_ANSWER = 1 << 14  # bytes: made at once, and sent in one piece
 SENT_BYTES = 1 << 16  # of a larger answer, at once
 SEND_SECONDS = 30.0  # in which a client reads such a piece
+MAX_SETTINGS = 20  # commas of a request to /decode that are not between its ids
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
 PIECES = 16  # of each client, in a turn of the event loop
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
 EXPLAIN_PATIENCE = 5.0
-SEARCH_BATCH = 512  # words of queries
+SEARCH_SPEED = 256.0  # words and tokens of queries per second, until it is measured
 HEAD_SECONDS = 10.0  # to receive the head of a request
 MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
@@ -125,10 +126,14 @@ class Application:
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
             "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
-            "search": Batcher(SEARCH_BATCH, patience=patience, observe=self._observe_memory),
+            # Each search on its own: together they are not faster, and a small one would wait for all of a batch.
+            "search": Batcher(1, patience=patience, observe=self._observe_memory),
             "explanation": Batcher(1, patience=EXPLAIN_PATIENCE, observe=self._observe_memory),
             "short explanation": Batcher(1, patience=EXPLAIN_PATIENCE, observe=self._observe_memory),
         }
+        self._batchers["search"].speed = SEARCH_SPEED
+        # What an endpoint does between two computations: each on its own, as it may take long.
+        self._steps = Batcher(1, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS)
         self._answers = Batcher(ANSWER_BATCH, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS)
         self._lanes = {
             size: Batcher(1, patience=patience, observe=self._observe_memory, workers=workers, rank=1 + number)
@@ -163,7 +168,7 @@ class Application:
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        for batcher in (*self._lanes.values(), *self._batchers.values(), self._answers):
+        for batcher in (*self._lanes.values(), *self._batchers.values(), self._steps, self._answers):
             batcher.threads.shutdown(wait=False)
         self._log_overloaded()
 
@@ -300,7 +305,7 @@ class Application:
                 results = await self._results(step) if step.units else []
                 turn = InferenceJob([partial(self._next_step, steps, results)], [size + PARSE_COST], call_each, sender)
                 # With any patience: to refuse it now would waste what was computed.
-                (step,) = await asyncio.wrap_future(self._answers.submit(turn, math.inf))
+                (step,) = await asyncio.wrap_future(self._steps.submit(turn, math.inf))
             return await self._large_answer(step, place, sender) if isinstance(step, AnswerParts) else step
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
@@ -382,6 +387,8 @@ class Application:
     def _parse(self, name: str, body: bytes, lane: int) -> tuple[Steps, InferenceJob]:
         """Called in a thread of the lane."""
         begin = time.perf_counter()
+        if name == "decode":  # lists of ids take some twenty times the memory of a body: too many are not read
+            check_tokens(body.count(b",") - MAX_SETTINGS, self._limits.tokens)
         steps = self._abilities.endpoints[name](read(body, self._requests[name]))
         job = next(steps)
         tokens = sum(job.costs)

@@ -52,10 +52,11 @@ Request = Mapping[str, Any]
 Rows = NDArray[np.float32]
 Ids = NDArray[np.int32]
 MAX_FILLINGS = 100  # of a mask
+RERANKED_AT_ONCE = 8  # documents that are read with the query in one turn
 TEXTS_AT_ONCE = 64  # texts that are read before the number of their tokens is checked
 PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
-QUERY_COST = 8  # of a search, in words of its query: what does not depend on them
+QUERY_COST = 8  # of a search, in words and tokens of its query: what does not depend on them
 SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
 # Bytes of the names and numbers in one item of an answer, without its texts, at most.
 FILLING_BYTES, LABEL_BYTES, RANK_BYTES, ENTITY_BYTES, ANSWER_BYTES, TOKEN_BYTES, MATCH_BYTES = (
@@ -288,18 +289,22 @@ class FinetunedEndpoints:
         }
 
     def _logits(
-        self, inputs: Sequence[Any], request: Request, size: Callable[[Features], int]
+        self, inputs: Sequence[Any], request: Request, size: Callable[[Features], int], at_once: int | None = None
     ) -> Generator[InferenceJob, Sequence[Any], list[tuple[Features, Rows]]]:
         """Each item as the network reads it, and its logits.
 
         Args:
             inputs: a list of items.
             size: the bytes of the answer to an item, at most.
+            at_once: items that are read before others have their turn, and before it is noticed that the client has
+                gone; None: all. Not for the first step of an endpoint, whose costs are checked.
         """
         items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
         features, tokens = list[Features](), 0
         for item_features in chain.from_iterable(self._predictor.reading([item]) for item in items):
             features.append(item_features)
+            if at_once is not None and len(features) % at_once == 0:
+                yield InferenceJob()
             tokens += sum(len(example.input_ids) for example in item_features.unit)
             check_tokens(tokens, self._limits.tokens)  # what is too much is not read to its end
         _refuse_truncated(request, [f.num_truncated for f in features])
@@ -366,10 +371,10 @@ class FinetunedEndpoints:
         return sorted(items, key=itemgetter("score"), reverse=True)
 
     def relevance(
-        self, query: str, texts: Sequence[str], request: Request
+        self, query: str, texts: Sequence[str], request: Request, at_once: int | None = None
     ) -> Generator[InferenceJob, Sequence[Any], tuple[list[float], list[int]]]:
-        """The score of each text for a query, and the number of truncated tokens of each."""
-        pairs = yield from self._logits([(query, text) for text in texts], request, lambda features: 0)
+        """The score of each text for a query, and the number of truncated tokens of each. at_once: see `_logits`."""
+        pairs = yield from self._logits([(query, text) for text in texts], request, lambda features: 0, at_once)
         scores = []
         for _, logits in pairs:
             value = logits[0, 1:] - logits[0, :1] if self._config.labels else logits[0]
@@ -496,11 +501,16 @@ class Abilities:
         candidates = k if reranking is None else max(k, RERANKED)
         find = partial(self._index.search, query, candidates, ranking=request["ranking"])
         words = set(query_words(query, language))
-        (hits,) = yield InferenceJob([find], [QUERY_COST + len(words)], call_each, queue="search")
-        truncated = [] if request["ranking"] == "bm25" else [self._index.query_truncated(query)]
+        cost, truncated = QUERY_COST + len(words), list[int]()
+        if request["ranking"] != "bm25":  # a query of few different words may have many tokens
+            tokens, left_out = self._index.query_tokens(query)
+            cost += tokens
+            truncated.append(left_out)
+        (hits,) = yield InferenceJob([find], [cost], call_each, queue="search")
         if reranking is not None:
             texts = [hit["text"] for hit in hits]
-            scores, truncated_texts = yield from reranking.relevance(query, texts, {"raw_scores": reranking.has_values})
+            settings = {"raw_scores": reranking.has_values}
+            scores, truncated_texts = yield from reranking.relevance(query, texts, settings, RERANKED_AT_ONCE)
             truncated += truncated_texts
             for hit, score in zip(hits, scores, strict=True):
                 hit["score"] = score

@@ -24,7 +24,7 @@ from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event
 from bertworks.runs.processes import signal_handler
 from bertworks.serve.endpoints import Abilities
-from bertworks.training.device import use_one_heap
+from bertworks.training.device import limit_kernel_caches, use_one_heap
 
 PIPE_BYTES = 1 << 20  # of the log that may wait for its reader: some 7,000 lines
 MAX_TRACEBACK = 3000  # characters, from its end
@@ -111,6 +111,7 @@ def serve(
             what = f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters or more"
             raise UsageError(what, hint=NEW_TOKEN)
         use_one_heap()  # before there are threads
+        limit_kernel_caches()  # before anything is computed
         abilities = Abilities(model, **options)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()

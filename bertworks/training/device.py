@@ -28,6 +28,9 @@ DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRIORITY_STEP = 5  # niceness of threads that compute, above that of threads that answer requests
 GROWTH = 1.5  # of the memory in use, after which unused memory is returned to the system
 SERVER_GROWTH = 1.15  # the same for a server, of the least memory that it ever had in use
+# Kernels that are kept: with few sizes of batches (see `pad_rows_to_bucket`) as fast as the usual 1,024.
+KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 64, "LRU_CACHE_CAPACITY": 32}
+TRIM_SHARE = 0.1  # of the time of a server, to return memory to the system
 LOOK_SECONDS = 0.02  # between two looks at the memory of a server
 ADAPT_SECONDS = 0.5  # between two looks at the load
 FIRST_SECONDS = 0.3  # of load before a training chooses its threads
@@ -268,6 +271,14 @@ def use_one_heap() -> None:
         libc.mallopt(-8, 1)  # M_ARENA_MAX
 
 
+def limit_kernel_caches() -> None:
+    """oneDNN, and PyTorch's binding to it in each thread, keep few compiled kernels from now on. They keep 1,024 by
+    default, one for each size of a product, some of 450 kB: a server that gets texts of all lengths would grow by
+    hundreds of MB. Call it before the first product: the settings are read once. The user's own settings stay."""
+    for name, count in KERNEL_CACHES.items():
+        os.environ.setdefault(name, str(count))
+
+
 def trim_heap() -> None:
     """Returns unused memory to the system. Later allocations cause page faults."""
     if libc := _glibc():
@@ -316,12 +327,12 @@ class HeapTrimmer:
 
 class ServerHeapTrimmer(HeapTrimmer):
     """Keeps the memory of a server near the least that it ever needed, whatever its clients send: freed memory is
-    returned to the system while more than SERVER_GROWTH of that is in use. That is done once in a second at most, and
-    any thread may ask for it."""
+    returned to the system while more than SERVER_GROWTH of that is in use. That takes TRIM_SHARE of the time at most,
+    and any thread may ask for it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._looked = self._trimmed = -math.inf
+        self._looked = self._next_trim = -math.inf
 
     def look(self) -> int:
         """The bytes in use at the last look. Call this after each piece of work."""
@@ -331,8 +342,10 @@ class ServerHeapTrimmer(HeapTrimmer):
         self._looked = moment
         now = memory_in_use(self.device)
         self.baseline = min(now, self.baseline or now)
-        if now > SERVER_GROWTH * self.baseline and moment - self._trimmed >= 1:
-            self._trimmed = moment
+        if now > SERVER_GROWTH * self.baseline and moment >= self._next_trim:
+            self._next_trim = math.inf  # no other thread does it at the same time
             gc.collect()  # a job and its future refer to each other, and so keep bodies and vectors
             trim_heap()
+            finished = time.monotonic()
+            self._next_trim = finished + (finished - moment) / TRIM_SHARE
         return now
