@@ -14,7 +14,6 @@ from hypothesis import assume, given, settings, strategies as some
 
 from bertworks.checkpoints.task_config import TaskConfig, read_task_json
 from bertworks.cli.main import main
-from bertworks.datasets.codes import is_code
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
@@ -25,6 +24,7 @@ from bertworks.inference.predict import predict_file
 from bertworks.io.tables import ReadOptions
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
+from bertworks.text.codes import is_code
 from bertworks.training.recipe import load_finetune_recipe
 
 SUBJECTS = "the old ferry,a quiet street,her brother,our little shop,the night train,every second page".split(",")
