@@ -1,9 +1,11 @@
 """Which requests a server accepts: before it reads them, with equal shares for clients, and nothing for closed ones."""
 
 import asyncio
+import gc
 import json
 import subprocess
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
@@ -301,6 +303,30 @@ def test_the_queue_of_one_client_refuses_no_other():
     held.future.cancel()
     assert batcher.loads["many"] == 100
     batcher.threads.shutdown()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_job_is_freed_without_a_collection_of_garbage(is_cancelled: bool) -> None:
+    """Else the texts of abandoned requests fill the memory until the next one."""
+    batcher = Batcher(100, patience=5)
+    gc.collect()
+    gc.disable()
+    try:
+        job = InferenceJob(["a text"], [1])
+        reference = weakref.ref(job)
+        future = batcher.reserve(job)
+        if is_cancelled:
+            assert future.cancel()
+        else:
+            batcher.start(job)
+            assert future.result(10) == ["a text"]
+        batcher.threads.shutdown()
+        del job
+        assert reference() is None
+        assert not batcher.loads
+        assert not batcher.costs
+    finally:
+        gc.enable()
 
 
 def test_small_batches_do_not_slow_the_estimate_down():

@@ -151,7 +151,7 @@ class Batcher:
                 raise error
             _add(self.costs, job.client, sum(job.costs))
             _add(self.loads, job.client, self._load(job))
-        job.future.add_done_callback(lambda _: self._release(job))
+        job.future.add_done_callback(_Release(self._release, job))
         return job.future
 
     def start(self, job: InferenceJob) -> "Future[list[Any]]":
@@ -238,6 +238,21 @@ class Batcher:
                 if jobs:
                     queues[client] = jobs  # now the last in turn
         return batch
+
+
+class _Release:
+    """Calls a function with a job when the future of the job is done, and then forgets the job: a future keeps its
+    callbacks, so that a job would hold itself, and the texts of abandoned requests would stay until a collection of
+    garbage."""
+
+    def __init__(self, release: Callable[[InferenceJob], None], job: InferenceJob):
+        self._release = release
+        self._job: InferenceJob | None = job
+
+    def __call__(self, _: "Future[list[Any]]") -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            self._release(job)
 
 
 def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
