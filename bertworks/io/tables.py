@@ -301,16 +301,16 @@ def choose_column(
     if column is not None:
         return find_column(list(columns), name, column, option)
     lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
-    usual = usual_column([key for key in columns if lengths[key] and key not in codes], TEXT_NAMES)
-    if usual is not None:
-        return usual
-    texts = [key for key in columns if lengths[key] >= _MIN_TEXT]
-    languages = [key for key in texts if key not in codes]
-    longest = max(languages or texts, key=lambda key: lengths[key], default=None)
-    if longest is None:
-        what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
-        raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
-    return longest
+    languages = [key for key in columns if lengths[key] and key not in codes]
+    for candidates in (languages, [key for key in columns if lengths[key]]):
+        usual = usual_column(candidates, TEXT_NAMES)
+        if usual is not None:
+            return usual
+        texts = [key for key in candidates if lengths[key] >= _MIN_TEXT]
+        if texts:
+            return max(texts, key=lambda key: lengths[key])
+    what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
+    raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
 
 
 def usual_column(columns: Iterable[str], names: Iterable[str]) -> str | None:
