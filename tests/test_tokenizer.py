@@ -12,7 +12,7 @@ import transformers
 from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer import CHARACTERS_AT_ONCE, Tokenizer
 from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, bert_pipeline, word_piece_model
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -110,6 +110,26 @@ def test_batch_is_one_by_one(tokenizer):
     assert tokenizer.encode_batch(texts, max_length=20) == [tokenizer.encode(text, max_length=20) for text in texts]
     assert tokenizer.ids(texts) == [tokenizer.encode(text).ids[1:-1] for text in texts]
     assert tokenizer.ids([]) == []
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 60_000), min_size=1, max_size=3), st.integers(0, 100_000))
+def test_reading_ends_when_there_are_more_ids_than_the_limit(tokenizer, lengths, limit):
+    texts = ["a b " * (length // 4) for length in lengths]
+    whole = tokenizer.ids(texts)
+    tokenizer.characters_at_once = 1 << 14
+    try:
+        limited = tokenizer.ids(texts, limit=limit)
+        arrays = list(tokenizer.arrays(texts, limit=limit))
+    finally:
+        tokenizer.characters_at_once = CHARACTERS_AT_ONCE
+    assert [ids.tolist() for ids, _ in arrays] == limited
+    assert [len(offsets) for _, offsets in arrays] == list(map(len, limited))
+    if sum(map(len, whole)) <= limit:
+        assert limited == whole
+    else:
+        assert limit < sum(map(len, limited)) <= limit + (1 << 14)  # a part of a text is read to its end
+        assert [ids[: len(part)] for ids, part in zip(whole, limited)] == limited
 
 
 def test_a_lone_surrogate_is_a_bad_character_and_no_crash(tokenizer):

@@ -17,6 +17,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens, keyed_rng
 from bertworks.datasets.schema import Item, TaskType
+from bertworks.errors import BertworksError
 from bertworks.events import Event, printable
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.shard_writer import flat_arrays
@@ -169,6 +170,10 @@ def format_truncation(result: Mapping[str, Any], what: str = "rows") -> str:
     return f"{rows}: {result['truncated_share']:.1%} of their tokens were left out"
 
 
+class TooManyTokensError(BertworksError):
+    """The texts have more tokens than may be read together."""
+
+
 @dataclass(frozen=True)
 class Featurizer:
     """How items of a task are read. `reading(items)` yields what they become, in order.
@@ -181,6 +186,11 @@ class Featurizer:
     document_context: sentences to be tagged are read with as much of their document around them as fits (Devlin et al.
         2019, section 5.3: "the maximal document context provided by the data").
     apart: the texts of a pair are sequences of their own.
+    most_tokens: of the texts that are read together, or of their words; None: any number. It bounds the memory that
+        a long text takes.
+
+    Raises:
+        TooManyTokensError: the texts have more. The rest of them is not read.
     """
 
     tokenizer: Tokenizer
@@ -191,6 +201,7 @@ class Featurizer:
     max_question: int = 64
     document_context: bool = False
     apart: bool = False
+    most_tokens: int | None = None
 
     def __call__(self, items: Iterable[Item]) -> Iterator[Features]:
         readers = {"tagging": self._tagging, "spans": self._spans, "qa": self._questions}
@@ -293,7 +304,9 @@ class Featurizer:
     # --- an answer for every word, or every token
 
     def _tagging(self, items: list[Item]) -> Iterator[Features]:
-        offsets = iter(self.tokenizer.words([item.texts[0] for item in items if item.raw]))
+        offsets_of_raw = self.tokenizer.words([item.texts[0] for item in items if item.raw])
+        self._check_count(sum(map(len, offsets_of_raw)))
+        offsets = iter(offsets_of_raw)
         read = [Features(item, (), offsets=next(offsets) if item.raw else _NO_OFFSETS) for item in items]
         words = [one.words for one in read]
         document, ends = self._pieces(chain.from_iterable(words))
@@ -320,8 +333,21 @@ class Featurizer:
         ids, counts = map(np.concatenate, zip(flat_arrays([[]]), *arrays))
         return ids, counts.cumsum(dtype=np.int32)
 
+    def _arrays(self, texts: Sequence[str]) -> Iterator[tuple[ShortIds, Offsets]]:
+        """`Tokenizer.arrays`, of at most `most_tokens`."""
+        count = 0
+        for ids, offsets in self.tokenizer.arrays(texts, limit=self.most_tokens):
+            count += len(ids)
+            self._check_count(count)
+            yield ids, offsets
+
+    def _check_count(self, count: int) -> None:
+        """count: the tokens of the texts that are read together, or fewer."""
+        if self.most_tokens is not None and count > self.most_tokens:
+            raise TooManyTokensError(f"more than {self.most_tokens:,} tokens", hint="send less at once")
+
     def _spans(self, items: list[Item]) -> Iterator[Features]:
-        encodings = self.tokenizer.arrays([item.texts[0] for item in items])
+        encodings = self._arrays([item.texts[0] for item in items])
         for item, (row, offsets) in zip(items, encodings, strict=True):
             outside = np.int32(self.labels.index("O"))
             tags = np.broadcast_to(outside, len(row)) if item.label is None else np.full(len(row), outside)
@@ -374,7 +400,7 @@ class Featurizer:
 
     def _questions(self, items: list[Item]) -> Iterator[Features]:
         questions = self._tokens(item.texts[0] for item in items)
-        contexts = self.tokenizer.arrays([item.texts[1] for item in items])
+        contexts = self._arrays([item.texts[1] for item in items])
         for item, (whole, count), (row, offsets) in zip(items, questions, contexts, strict=True):
             question = whole[: min(self.max_question, self.max_length // 2)]
             part = partial(_answered, *_answer(item, offsets))

@@ -58,12 +58,12 @@ class MaskedText(NamedTuple):
     """A tokenized text with masks."""
 
     text: str
-    ids: Ids  # without [CLS] and [SEP]
+    ids: NDArray[np.int32]  # without [CLS] and [SEP]
     masks: Ids  # their positions in `ids`
     offsets: NDArray[np.int32]  # [ids, 2]: the characters of each
     # Tokens, and positions of the masks in them: one window; for a long text one around each mask. They are views,
     # because there may be as many windows as tokens.
-    windows: list[tuple[Ids, Ids]]
+    windows: list[tuple[NDArray[np.int32], Ids]]
 
     @property
     def costs(self) -> list[int]:
@@ -101,8 +101,7 @@ class Filler:
             BertworksError: it has no mask.
         """
         t = self.tokenizer
-        ((short_ids, offsets),) = t.arrays([text])
-        ids = short_ids.astype(np.int64)
+        ((ids, offsets),) = t.arrays([text])
         masks = np.flatnonzero(ids == t.mask_id)
         mask = t.special_tokens["mask_token"]
         require(len(masks), f"there is no {mask} in {text!r:.60}", "", f"put {mask} in place of a word")
@@ -116,7 +115,11 @@ class Filler:
         """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
         batches sorted by length. Tokens of the model that the tokenizer lacks are left out."""
         t = self.tokenizer
-        windows = [[_example(ids, masks, np.zeros_like(masks), t)] for text in texts for ids, masks in text.windows]
+        windows = [
+            [_example(ids.astype(np.int64), masks, np.zeros_like(masks), t)]
+            for text in texts
+            for ids, masks in text.windows
+        ]
         shown = min(k, t.vocab_size)
 
         def best(batch: Batch) -> Tensor:

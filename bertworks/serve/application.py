@@ -10,15 +10,17 @@ import hmac
 import ipaddress
 import logging
 import math
+import mmap
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -38,6 +40,7 @@ from bertworks.serve.batching import (
     OverloadedError,
     Place,
     RequestError,
+    forget_origin,
     grant,
 )
 from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
@@ -67,8 +70,11 @@ STUCK_SECONDS = 60.0  # of one batch
 EXPLAIN_PATIENCE = 5.0
 SEARCH_SPEED = 256.0  # words and tokens of queries per second, until it is measured
 HEAD_SECONDS = 10.0  # to receive the head of a request
+LARGE_BODY = 1 << 16  # bytes: in memory of its own
+READ_BYTES = 1 << 16  # of a connection, at once
 MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
+Result = TypeVar("Result")
 _LOG = logging.getLogger("bertworks.serve")
 _QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
@@ -134,7 +140,9 @@ class Application:
         self._batchers["search"].speed = SEARCH_SPEED
         # What an endpoint does between two computations: each on its own, as it may take long.
         self._steps = Batcher(1, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS)
-        self._answers = Batcher(ANSWER_BATCH, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS)
+        self._answers = Batcher(
+            ANSWER_BATCH, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS, in_order=True
+        )
         self._lanes = {
             size: Batcher(1, patience=patience, observe=self._observe_memory, workers=workers, rank=1 + number)
             for number, (size, workers) in enumerate(LANES.items())
@@ -234,12 +242,20 @@ class Application:
             return await self._compute(name, request, client) if name else self._get[path]()
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
-            what, headers = error.what + (f" ({error.hint})" if error.hint else ""), getattr(error, "headers", None)
+            what = error.what
+            if error.hint:
+                what += f" ({error.hint})"
+            headers = getattr(error, "headers", None)
+            forget_origin(error)
         except asyncio.CancelledError:  # the time to finish open requests is over
-            status, what, headers = 503, "the server is stopping", None
+            status = 503
+            what = "the server is stopping"
+            headers = None
         except Exception as error:
             _LOG.error("an error in bertworks", exc_info=error)
-            status, what, headers = 500, "an error in bertworks; see the server's log", None
+            status = 500
+            what = "an error in bertworks; see the server's log"
+            headers = None
         kind = _KINDS.get(status, "Validation")
         body: dict[str, Any] = {"error": what, "error_type": kind}
         if path.startswith("/v1/"):  # as the clients of OpenAI expect it
@@ -284,8 +300,10 @@ class Application:
         limit, size = self._limits.body_bytes, int(request.headers.get("content-length", 0))
         grant(size <= limit, 413, f"the body has {size:,} bytes: expected {limit:,} at most")
         with self._admission.place(client, size) as place, ExitStack() as stack:
-            if is_chunked := "content-length" not in request.headers:
-                size = len(body := await self._body(request, place))
+            body: memoryview | None = None
+            if "content-length" not in request.headers:
+                body = await self._body(request, place)
+                size = len(body)
             lane = next(bound for bound in LANES if size < bound)
             sender = (client, lane)
             # Count the request before its body is read. First by what refuses most.
@@ -294,10 +312,14 @@ class Application:
                 stack.callback(self._batchers[expected.queue].reserve(expected).cancel)
             parsing = InferenceJob(costs=[size + PARSE_COST], client=sender)
             stack.callback(self._lanes[lane].reserve(parsing).cancel)
-            body = body if is_chunked else await self._body(request, place)
+            if body is None:
+                body = await self._body(request, place, size)
             stack.callback(asyncio.ensure_future(self._watch(request, place)).cancel)
-            parsing.units, parsing.compute = [partial(self._parse, name, body, lane)], call_each
-            ((steps, step),) = await asyncio.wrap_future(self._lanes[lane].start(parsing))
+            parsing.units = [partial(self._parse, name, body, lane)]
+            parsing.compute = call_each
+            body = None
+            ((steps, step),) = await result_of(self._lanes[lane].start(parsing))
+            parsing.units = ()  # the body has been read: its memory is needed for other ones
             if expected:
                 expected.future.cancel()
             while isinstance(step, InferenceJob):
@@ -305,7 +327,7 @@ class Application:
                 results = await self._results(step) if step.units else []
                 turn = InferenceJob([partial(self._next_step, steps, results)], [size + PARSE_COST], call_each, sender)
                 # With any patience: to refuse it now would waste what was computed.
-                (step,) = await asyncio.wrap_future(self._steps.submit(turn, math.inf))
+                (step,) = await result_of(self._steps.submit(turn, math.inf))
             return await self._large_answer(step, place, sender) if isinstance(step, AnswerParts) else step
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
@@ -341,10 +363,10 @@ class Application:
             with self._room.place(place.client, sum(parts.sizes)) as room:
                 room.task = asyncio.current_task()
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    pieces = await asyncio.wrap_future(self._answers.submit(making, math.inf))
+                    pieces = await result_of(self._answers.submit(making, math.inf))
                     size = sum(map(len, pieces))
                     joining = InferenceJob([partial(self._joined, parts, pieces)], [size], call_each, sender)
-                    answers: list[Answer] = await asyncio.wrap_future(self._answers.submit(joining, math.inf))
+                    answers: list[Answer] = await result_of(self._answers.submit(joining, math.inf))
         except TimeoutError:
             raise OverloadedError from None
         answers[0].client = place.client
@@ -359,24 +381,28 @@ class Application:
             headers["x-truncated-tokens"] = str(sum(parts.truncated))
         return Answer(body, headers=headers)
 
-    async def _body(self, request: Request, place: Place) -> bytes:
+    async def _body(self, request: Request, place: Place, size: int | None = None) -> memoryview:
+        """The body of a request. size: the bytes that it has, if they are known."""
         await asyncio.sleep(0)  # what is refused until here needs no task: see `Connection`
         place.task = asyncio.current_task()
         if place.error:
             raise place.error
-        body, limit = bytearray(), self._limits.body_bytes
+        limit = self._limits.body_bytes
+        buffer = new_buffer(limit if size is None else size)
+        received = 0
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for part in request.stream():
-                    body += part
-                    grant(len(body) <= limit, 413, f"the body has more than {limit:,} bytes")
-                    self._admission.grow(place, len(body))
+                    grant(received + len(part) <= limit, 413, f"the body has more than {limit:,} bytes")
+                    self._admission.grow(place, received + len(part))
+                    buffer[received : received + len(part)] = part
+                    received += len(part)
         except TimeoutError:
             what = f"the body did not come within {BODY_SECONDS:.0f} seconds"
             raise RequestError(408, what, headers={"connection": "close"}) from None
         except ClientDisconnect:
             raise RequestError(400, "the body is incomplete") from None
-        return bytes(body)
+        return buffer[:received]
 
     async def _watch(self, request: Request, place: Place) -> None:
         """End a request when its client closes the connection."""
@@ -384,11 +410,12 @@ class Application:
             pass
         self._admission.end(place, RequestError(CLIENT_CLOSED, "the client has closed the connection"))
 
-    def _parse(self, name: str, body: bytes, lane: int) -> tuple[Steps, InferenceJob]:
+    def _parse(self, name: str, body: memoryview, lane: int) -> tuple[Steps, InferenceJob]:
         """Called in a thread of the lane."""
         begin = time.perf_counter()
         if name == "decode":  # lists of ids take some twenty times the memory of a body: too many are not read
-            check_tokens(body.count(b",") - MAX_SETTINGS, self._limits.tokens)
+            commas = np.count_nonzero(np.frombuffer(body, np.uint8) == ord(","))
+            check_tokens(int(commas) - MAX_SETTINGS, self._limits.tokens)
         steps = self._abilities.endpoints[name](read(body, self._requests[name]))
         job = next(steps)
         tokens = sum(job.costs)
@@ -401,7 +428,7 @@ class Application:
     async def _results(self, job: InferenceJob) -> list[Any]:
         """The results of a job."""
         try:
-            return await asyncio.wrap_future(self._batchers[job.queue].submit(job, ADMITTED_WAIT))
+            return await result_of(self._batchers[job.queue].submit(job, ADMITTED_WAIT))
         except BertworksError:
             raise
         except Exception as error:
@@ -424,6 +451,37 @@ class Application:
         seconds = time.monotonic() - min(since, default=time.monotonic())
         grant(seconds <= STUCK_SECONDS, 503, f"a computation has been going on for {seconds:.0f} seconds")
         return Answer({"status": "ok"})
+
+
+async def result_of(future: "Future[Result]") -> Result:
+    """The result of a future of another thread, which is cancelled with the task that waits for it. The callbacks of
+    `asyncio.wrap_future` refer to the future that has them: each result would stay in memory until a collection of
+    garbage."""
+    loop = asyncio.get_running_loop()
+    finished = loop.create_future()
+
+    def finish() -> None:
+        if not finished.done():
+            finished.set_result(None)
+
+    def notify(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish)
+
+    future.add_done_callback(notify)
+    try:
+        await finished
+    finally:
+        future.cancel()  # no effect on one that is finished
+    if future.cancelled():
+        raise asyncio.CancelledError
+    return future.result()
+
+
+def new_buffer(size: int) -> memoryview:
+    """Memory for a body. That of a large one goes back to the system as soon as the body is not used any more: in the
+    heap, freed bodies would lie between the objects of other requests. It takes no memory before it is written."""
+    return memoryview(bytearray(size) if size < LARGE_BODY else mmap.mmap(-1, size))
 
 
 def _made(make: Callable[[], Any]) -> bytes:
@@ -516,3 +574,35 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class ConnectionReader(asyncio.BufferedProtocol):
+    """Reads a `Connection` in parts of READ_BYTES. The event loop would read four times as much at once, which is
+    memory that a client can take before its request is counted."""
+
+    # All connections of the event loop read into the same buffer: it is emptied before another one reads.
+    _buffer = memoryview(bytearray(READ_BYTES))
+
+    def __init__(self, *arguments: Any, **options: Any):
+        self._connection = Connection(*arguments, **options)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.connection_made(cast(asyncio.Transport, transport))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.data_received(bytes(self._buffer[:nbytes]))
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

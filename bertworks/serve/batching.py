@@ -61,6 +61,14 @@ def grant(holds: object, status: int, what: str, **options: Any) -> None:
         raise RequestError(status, what, **options)
 
 
+def forget_origin(error: BertworksError) -> None:
+    """Forget where an expected error was raised, once its message is all that matters. The traceback refers to the
+    variables of the functions that the error has left: the body of a refused request, and the job whose future holds
+    the error. They would stay in memory until a collection of garbage."""
+    error.__traceback__ = None
+    error.__context__ = None
+
+
 class OverloadedError(RequestError):
     """More is waiting than can be computed soon. seconds: after which a client may try again."""
 
@@ -89,10 +97,10 @@ _Batch = dict[InferenceJob, list[int]]  # job -> numbers of its units
 
 
 class Batcher:
-    """Computes jobs in threads. A batch takes units from all waiting clients, and from all jobs of a client, in turn,
-    until it is full: a small job need not wait for a large one, nor a client for another one's many jobs. All units of
-    a batch have equal `compute`, which several threads may call at the same time. If a batch fails, its jobs are
-    computed one by one: only the job that causes the error gets it.
+    """Computes jobs in threads. A batch takes units from all waiting clients, and from all jobs of a client, in turn
+    (see `in_order`), until it is full: a small job need not wait for a large one, nor a client for another one's many
+    jobs. All units of a batch have equal `compute`, which several threads may call at the same time. If a batch fails,
+    its jobs are computed one by one: only the job that causes the error gets it.
 
     Args:
         batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits, and
@@ -103,6 +111,8 @@ class Batcher:
         workers: number of threads, each with its own batch. The batches that are computed at the same time share the
             threads of torch.
         rank: the higher, the lower the priority of the threads; 0: as the others of the process.
+        in_order: the jobs of a client are computed one after another, not in turn, so that the results of few of them
+            are in memory.
 
     Attributes:
         costs: client -> cost of all its jobs that wait or are computed.
@@ -119,7 +129,9 @@ class Batcher:
         observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
         workers: int = 1,
         rank: int = 1,
+        in_order: bool = False,
     ):
+        self._in_order = in_order
         self.batch_cost, self.patience, self.workers, self._observe = batch_cost, patience, workers, observe
         self.speed = batch_cost / patience  # cost per second; this value until the first batch
         self.costs, self.loads = Counter[Hashable](), Counter[Hashable]()
@@ -193,6 +205,9 @@ class Batcher:
             batches = min(self.workers, len(self.busy) + any(list(self._waiting.values())))
             THREADS.adapt(batches)
             errors = _compute(batch)
+            for error in errors.values():
+                if isinstance(error, BertworksError):
+                    forget_origin(error)
             seconds = time.monotonic() - begin
             units, cost = sum(map(len, batch.values())), sum(job.costs[n] for job in batch for n in batch[job])
             self._observe(units, cost, seconds)
@@ -234,7 +249,10 @@ class Batcher:
                 budget -= job.costs[job.taken]
                 job.taken += 1
                 if job.taken < len(job.units):
-                    jobs.append(job)
+                    if self._in_order:
+                        jobs.appendleft(job)
+                    else:
+                        jobs.append(job)
                 if jobs:
                     queues[client] = jobs  # now the last in turn
         return batch

@@ -11,6 +11,7 @@ answer. Parts are work, too: the server makes them in turns, and only if they fi
 import base64
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from operator import itemgetter
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 
 import bertworks
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.features import Features
+from bertworks.batching.features import Features, Featurizer, TooManyTokensError
+from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import NUM_BEST_SPANS, Decoder, sigmoid
 from bertworks.inference.embed import Embedder, normalized
@@ -54,6 +56,7 @@ Ids = NDArray[np.int32]
 MAX_FILLINGS = 100  # of a mask
 RERANKED_AT_ONCE = 8  # documents that are read with the query in one turn
 TEXTS_AT_ONCE = 64  # texts that are read before the number of their tokens is checked
+CHARACTERS_AT_ONCE = 1 << 16  # that are tokenised together: a request's text may be long, and memory is limited
 PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
 QUERY_COST = 8  # of a search, in words and tokens of its query: what does not depend on them
@@ -301,7 +304,7 @@ class FinetunedEndpoints:
         """
         items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
         features, tokens = list[Features](), 0
-        for item_features in chain.from_iterable(self._predictor.reading([item]) for item in items):
+        for item_features in map(self._features_of, items):
             features.append(item_features)
             if at_once is not None and len(features) % at_once == 0:
                 yield InferenceJob()
@@ -317,6 +320,18 @@ class FinetunedEndpoints:
         rows = iter((yield InferenceJob(units, costs, self._predictor.logits)))
         logits = [np.concatenate(list(islice(rows, len(part)))) for part in parts]
         return list(zip(features, logits, strict=True))
+
+    @cached_property
+    def _reading(self) -> Featurizer:
+        return replace(self._predictor.reading, most_tokens=self._limits.tokens)
+
+    def _features_of(self, item: Item) -> Features:
+        """Raises RequestError if an item has more tokens than a request may have."""
+        try:
+            (features,) = self._reading([item])
+        except TooManyTokensError as error:
+            raise RequestError(413, error.what, hint=error.hint) from None
+        return features
 
     def _answers(
         self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any], size: Callable[[Features], int]
@@ -466,6 +481,7 @@ class Abilities:
     ):
         self.limits, self._model = limits or Limits(), LazyModel(model, device)
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
+        self.tokenizer.characters_at_once = CHARACTERS_AT_ONCE
         self.on_cpu = choose_device(device).type == "cpu"
         finetuned = FinetunedEndpoints(self._model, self.limits, precision) if self._model.has_task else None
         network = finetuned or PretrainedEndpoints(self._model, self.limits, precision)
@@ -539,8 +555,9 @@ class Abilities:
         )
 
     def explain(self, request: Request) -> Steps:
-        tokens = sum(map(len, self.tokenizer.ids(_list_of(request["inputs"]))))
-        check_tokens(tokens, self.limits.explained_tokens)
+        limit = self.limits.explained_tokens
+        tokens = sum(map(len, self.tokenizer.ids(_list_of(request["inputs"]), limit=limit)))
+        check_tokens(tokens, limit)
         config = self._model.config
         cells = (config.num_hidden_layers * (config.num_attention_heads + 1) + 1) * tokens**2
         check_answer(cells * request["maps"] * 4 // 3, self.limits.answer_bytes)  # base64
@@ -564,7 +581,7 @@ class Abilities:
         t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
         texts = [prompt + text for text in _list_of(request["inputs"])]
         encoded, count = list[tuple[Ids, Ids]](), 0  # of each text its ids and offsets: arrays need little memory
-        for ids, offsets in chain.from_iterable(t.arrays([text]) for text in texts):
+        for ids, offsets in chain.from_iterable(t.arrays([text], limit=self.limits.tokens) for text in texts):
             encoded.append((ids, offsets))
             count += len(ids) + t.template.num_special()
             check_tokens(count, self.limits.tokens)  # what is too much is not read to its end
@@ -602,14 +619,20 @@ class Abilities:
         return AnswerParts(makes, sizes, join)
 
     def decode(self, request: Request) -> Steps:
-        many = request["ids"] if request["ids"] and isinstance(request["ids"][0], list) else [request["ids"]]
-        check_tokens(sum(map(len, many)), self.limits.tokens)
+        has_lists = bool(request["ids"]) and isinstance(request["ids"][0], list)
+        lists: list[list[int]] = request["ids"] if has_lists else [request["ids"]]
+        check_tokens(sum(map(len, lists)), self.limits.tokens)
+        skips_special = request["skip_special_tokens"]
+        arrays = [np.array(ids, np.int32) for ids in lists]  # they need a tenth of the memory of lists
+        del request, lists
         yield InferenceJob()
+
+        def text(ids: Ids) -> str:
+            return self.tokenizer.decode(ids.tolist(), skip_special_tokens=skips_special)
+
         return AnswerParts(
-            make=[
-                partial(self.tokenizer.decode, ids, skip_special_tokens=request["skip_special_tokens"]) for ids in many
-            ],
-            sizes=[2 + self._spelled_size(ids) for ids in many],
+            make=[partial(text, ids) for ids in arrays],
+            sizes=[2 + self._spelled_size(ids) for ids in arrays],
             join=joined_list,
         )
 
@@ -618,7 +641,7 @@ class Abilities:
         """The characters of each token of the vocabulary."""
         return np.array(list(map(len, self.tokenizer.tokens)), np.int64)
 
-    def _spelled_size(self, ids: Sequence[int]) -> int:
+    def _spelled_size(self, ids: Sequence[int] | Ids) -> int:
         """The bytes of tokens as JSON, at most, with a space before each. A token in a text is no longer than in the
         vocabulary, even if each of its characters stands for a byte."""
-        return CHARACTER_BYTES * (int(self._token_lengths[list(ids)].sum()) + len(ids))
+        return CHARACTER_BYTES * (int(self._token_lengths[np.asarray(ids, np.int32)].sum()) + len(ids))

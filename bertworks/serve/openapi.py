@@ -20,7 +20,7 @@ Type = Any
 Text = Annotated[str, Meta(min_length=1)]
 
 
-def read(body: bytes, types: Sequence[Type]) -> dict[str, Any]:
+def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
     """The fields of a request, with defaults.
 
     Args:
@@ -30,8 +30,8 @@ def read(body: bytes, types: Sequence[Type]) -> dict[str, Any]:
         RequestError: it is not JSON, or of no such type, and where.
     """
     try:
-        value = json.loads(body.decode(), parse_float=_number, parse_constant=_refuse_constant)
-        if rb"\ud" in body.lower():
+        value = json.loads(str(body, "utf-8"), parse_float=_number, parse_constant=_refuse_constant)
+        if re.search(rb"\\ud", body, re.IGNORECASE):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise RequestError(422, "a string holds half a character: a surrogate without its other half") from None

@@ -3,6 +3,7 @@
 The log is JSON lines on standard error.
 """
 
+import asyncio
 import fcntl
 import gc
 import ipaddress
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bertworks.errors import UsageError, explain_os_errors, optional_import
 from bertworks.events import Event
@@ -104,7 +105,7 @@ def serve(
     with optional_import("a server", '"bertworks[serve]"'):
         import uvicorn
 
-        from bertworks.serve.application import Application, Connection
+        from bertworks.serve.application import Application, ConnectionReader
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
         if min(map(len, token.splitlines()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
@@ -114,7 +115,9 @@ def serve(
         limit_kernel_caches()  # before anything is computed
         abilities = Abilities(model, **options)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
-        server, log = uvicorn.Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
+        # Its annotation names only protocols that do not bring their own buffer.
+        protocol = cast(type[asyncio.Protocol], ConnectionReader)
+        server, log = uvicorn.Server(uvicorn.Config(application, http=protocol, **_SETTINGS)), json_log()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every connection is an open file; -1: no limit
         if 0 <= soft < MAX_FILES:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard))

@@ -24,7 +24,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -44,7 +44,7 @@ from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKEN
 
 MANY_UNKNOWN = 0.01  # of the tokens of a text: more [UNK] is a warning; published vocabularies have below 0.001
 _PART = 1 << 14  # characters of a part of a long text
-_AT_ONCE = 1 << 18  # characters that the library encodes together
+CHARACTERS_AT_ONCE = 1 << 18  # that the library encodes together; they take some 100 bytes each, until they are read
 _PER_TOKEN = 16  # characters at the beginning of a long text for each token that is wanted
 _LONGEST = 1 << 16  # characters of a part without a place to cut; a longer one is read in parts that overlap
 _OVERLAP = 1 << 11  # characters; a quarter at each end is not compared
@@ -111,6 +111,7 @@ class Tokenizer:
         notes: Iterable[str] = (),
         files: Mapping[str, bytes] | None = None,
     ):
+        self.characters_at_once = CHARACTERS_AT_ONCE
         self.model_max_length, self.notes, self.files = model_max_length, tuple(notes), dict(files or {})
         description = guarded(lambda: check_description(serialized), "not a tokenizer")
         self._library = guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
@@ -319,20 +320,37 @@ class Tokenizer:
         """`encode_batch`, one result at a time, so that memory does not grow with the number of texts."""
         return (self._finish([begun], max_length) for begun in self._begin(texts, max_length))
 
-    def arrays(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    def arrays(
+        self, texts: Sequence[str], *, limit: int | None = None
+    ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
         """For each text its ids [n] and offsets [n, 2], those of `encode` without the template. They need a twentieth
-        of the memory of an `Encoding`."""
+        of the memory of an `Encoding`.
+
+        Args:
+            limit: reading ends as soon as the texts have more ids than this: the last text may lack its end, and later
+                texts are left out.
+        """
+        room = sys.maxsize if limit is None else limit
         short = self._short(texts)
         for number, parts in groupby(self._parts(self._plain, short), itemgetter(0)):
-            ids, offsets = [], []
+            ids = list[NDArray[np.int32]]()
+            offsets = list[NDArray[np.int32]]()
             for _, start, skipped, part in parts:
                 whole = self._library.post_process(part)
                 inner = self.template.inner(len(whole))
                 ids.append(np.array(whole.ids[inner][skipped:], np.int32))
                 places = np.array(whole.offsets[inner][skipped:], np.int32).reshape(-1, 2)
                 offsets.append(short[number].places(places + start))
-            ids, offsets = [np.concatenate(ids)], [np.concatenate(offsets)]
-            yield ids[0], offsets[0]
+                room -= len(ids[-1])
+                if room < 0:
+                    break
+            all_ids = np.concatenate(ids)
+            all_offsets = np.concatenate(offsets)
+            ids.clear()
+            offsets.clear()
+            yield all_ids, all_offsets
+            if room < 0:
+                return
 
     def words(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """int32 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
@@ -359,13 +377,27 @@ class Tokenizer:
             if number == self.unk_id
         ]
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def ids(self, texts: Sequence[str], *, limit: int | None = None) -> list[list[int]]:
         """The ids of each text without template and offsets: the fast way for corpora.
 
         Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word and a bracket.
+
+        Args:
+            limit: as in `arrays`.
         """
-        found = groupby(self._parts(self._literal, self._short(texts), is_fast=True), itemgetter(0))
-        return [list(chain.from_iterable(part.ids[skipped:] for *_, skipped, part in parts)) for _, parts in found]
+        room = sys.maxsize if limit is None else limit
+        ids_of_texts = list[list[int]]()
+        for _, parts in groupby(self._parts(self._literal, self._short(texts), is_fast=True), itemgetter(0)):
+            ids = list[int]()
+            for *_, skipped, part in parts:
+                ids += part.ids[skipped:]
+                if len(ids) > room:
+                    break
+            ids_of_texts.append(ids)
+            room -= len(ids)
+            if room < 0:
+                break
+        return ids_of_texts
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids, as exact as the vocabulary allows (case and accents may be lost).
@@ -404,7 +436,7 @@ class Tokenizer:
         most = sys.maxsize if most is None else most
         far = max(_LONGEST, 2 * _PER_TOKEN * most)
         begun = ((short, self._cut(short.text, _PER_TOKEN * most)) for short in self._short(texts))
-        for group in chunk_by_size(begun, _AT_ONCE, lambda one: min(one[1], far)):
+        for group in chunk_by_size(begun, self.characters_at_once, lambda one: min(one[1], far)):
             parts = iter(self._run(self._plain.encode_batch, [short.text[:end] for short, end in group if end <= far]))
             for short, end in group:
                 part = next(parts) if end <= far else None
@@ -439,7 +471,7 @@ class Tokenizer:
                     yield number, text, start, end
                     start = end - 1
 
-        for group in chunk_by_size(parts(), _AT_ONCE, lambda part: part[3] - part[2]):
+        for group in chunk_by_size(parts(), self.characters_at_once, lambda part: part[3] - part[2]):
             encodings = iter(self._run(encode, [text[a:b] for _, text, a, b in group if b - a <= _LONGEST]))
             for number, text, start, end in group:
                 before = len(self._run(encode, [text[start]])[0]) if start else 0

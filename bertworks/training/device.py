@@ -1,7 +1,6 @@
 """The machine: devices, precision by measured matrix products, threads, memory."""
 
 import ctypes
-import gc
 import math
 import os
 import platform
@@ -344,7 +343,6 @@ class ServerHeapTrimmer(HeapTrimmer):
         self.baseline = min(now, self.baseline or now)
         if now > SERVER_GROWTH * self.baseline and moment >= self._next_trim:
             self._next_trim = math.inf  # no other thread does it at the same time
-            gc.collect()  # a job and its future refer to each other, and so keep bodies and vectors
             trim_heap()
             finished = time.monotonic()
             self._next_trim = finished + (finished - moment) / TRIM_SHARE
