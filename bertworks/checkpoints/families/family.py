@@ -17,9 +17,15 @@ Rows = Mapping[str, Sequence[str]]
 
 # Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files it is exact.
 GELUS = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
-}  # fmt: skip
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
