@@ -187,9 +187,13 @@ class _Prediction(NamedTuple):
 
 
 def explain(
-    model: str | Path | LazyModel, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask",
-    device: str = "auto", is_wanted: Callable[[], bool] | None = None,
-) -> Explanation:  # fmt: skip
+    model: str | Path | LazyModel,
+    *texts: str,
+    target: str | None = None,
+    baseline: Literal["mask", "pad"] = "mask",
+    device: str = "auto",
+    is_wanted: Callable[[], bool] | None = None,
+) -> Explanation:
     """Explain a prediction: integrated gradients and occlusion of the words, attention of every head, similarity of
     the tokens after every layer, and who reads whom.
 
