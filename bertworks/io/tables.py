@@ -300,15 +300,18 @@ def choose_column(
     """
     if column is not None:
         return find_column(list(columns), name, column, option)
-    lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
-    languages = [key for key in columns if lengths[key] and key not in codes]
-    for candidates in (languages, [key for key in columns if lengths[key]]):
+    lengths: dict[str, float] = {}  # the mean length of the texts of each column
+    for key, values in columns.items():
+        lengths[key] = sum(len(as_text(value) or "") for value in values) / max(1, len(values))
+    filled_columns = [key for key in columns if lengths[key]]
+    language_columns = [key for key in filled_columns if key not in codes]
+    for candidates in (language_columns, filled_columns):
         usual = usual_column(candidates, TEXT_NAMES)
         if usual is not None:
             return usual
         texts = [key for key in candidates if lengths[key] >= _MIN_TEXT]
         if texts:
-            return max(texts, key=lambda key: lengths[key])
+            return max(texts, key=lengths.__getitem__)
     what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
     raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
 

@@ -81,11 +81,20 @@ class LabelledData:
 
 
 def read_data(
-    data: Data, *, dev: Data | None = None, task: TaskType | None = None, text: Sequence[str] = (),
-    label: str | Sequence[str] | None = None, group: str | None = None, read: ReadOptions = ReadOptions(),
-    fold: Fold | None = None, validation: Validation = "split", whole_documents: bool = False,
-    positive: str | None = None, near_copies: bool = True,
-) -> LabelledData:  # fmt: skip
+    data: Data,
+    *,
+    dev: Data | None = None,
+    task: TaskType | None = None,
+    text: Sequence[str] = (),
+    label: str | Sequence[str] | None = None,
+    group: str | None = None,
+    read: ReadOptions = ReadOptions(),
+    fold: Fold | None = None,
+    validation: Validation = "split",
+    whole_documents: bool = False,
+    positive: str | None = None,
+    near_copies: bool = True,
+) -> LabelledData:
     """Reads a file, rows in memory, or a folder with a train and a dev file.
 
     Args:
@@ -148,14 +157,15 @@ def read_data(
     return LabelledData(schema, train, held_out, notes, parts, by_parts, positive)
 
 
-def choose_positive(rows: Sequence[Item], schema: Schema, named: str | None, notes: list[str]) -> str | None:
-    """Of two classes the one whose F1 is reported: that which the user names; else the one whose name says that it is
-    the positive one (POSITIVE_NAMES); else the rarer one in these rows, and of equal ones the second one. A note says
-    which it is, and why. None: there are not two classes.
+def choose_positive(rows: Sequence[Item], schema: Schema, positive: str | None, notes: list[str]) -> str | None:
+    """Return the class whose F1 is reported, or None if there are not two classes.
+
+    It is the class that the user names; else the one whose name says that it is the positive one (POSITIVE_NAMES); else
+    the rarer one in these rows; and if both are equally frequent, the second one. A note says which it is, and why.
 
     Args:
         rows: all labelled rows of the training data, also those that are held out, so that all folds agree.
-        named: the class that the user names; None: it is inferred.
+        positive: the class that the user names; None if it is to be inferred.
 
     Raises:
         UsageError: the user names a class, and there are not two, or it is not one of them.
@@ -163,24 +173,27 @@ def choose_positive(rows: Sequence[Item], schema: Schema, named: str | None, not
     labels = schema.labels
     if schema.task != "classification" or len(labels) != 2:
         classes = f"{len(labels):,} labels" if schema.task == "classification" else f"the task is {schema.task}"
-        what = f"F1 of one class, {named!r}, is for data with two labels, and here: {classes}"
-        expect(named is None, what, hint="leave out --positive")
+        what = f"F1 of one class, {positive!r}, is for data with two labels, and here: {classes}"
+        expect(positive is None, what, hint="leave out --positive")
         return None
-    if named is not None:
+    if positive is not None:
         hint = " or ".join(f"--positive {quoted(label)}" for label in labels)
-        expect(named in labels, f"{named!r} is not one of the two labels", hint=hint)
-        notes.append(f"F1 of: {named!r}")
-        return named
+        expect(positive in labels, f"{positive!r} is not one of the two labels", hint=hint)
+        notes.append(f"F1 of: {positive!r}")
+        return positive
     with_positive_name = [label for label in labels if label.strip().casefold() in POSITIVE_NAMES]
     if len(with_positive_name) == 1:
-        [chosen], reason = with_positive_name, "by its name"
+        chosen = with_positive_name[0]
+        reason = "by its name"
     else:
         counts = Counter(item.label for item in rows)
-        chosen = labels[0] if counts[labels[0]] < counts[labels[1]] else labels[1]
-        is_rarer = counts[labels[0]] != counts[labels[1]]
-        reason = "the rarer of the two labels" if is_rarer else "the second of two equally frequent labels"
-    [other] = set(labels) - {chosen}
-    explanation = f"{chosen!r}, {reason}; --positive {quoted(other)} reports that of the other label"
+        first_count, second_count = counts[labels[0]], counts[labels[1]]
+        chosen = labels[0] if first_count < second_count else labels[1]
+        reason = "the rarer of the two labels"
+        if first_count == second_count:
+            reason = "the second of two equally frequent labels"
+    other_label = labels[1] if chosen == labels[0] else labels[0]
+    explanation = f"{chosen!r}, {reason}; --positive {quoted(other_label)} reports that of the other label"
     notes.append(f"F1 of: {explanation}")
     return chosen
 
@@ -365,9 +378,14 @@ def compared_texts(rows: Sequence[Item], task: TaskType) -> list[tuple[str, ...]
 
 
 def _groups(
-    all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_document: bool, near_copies: bool,
+    all_items: Sequence[Item],
+    schema: Schema,
+    notes: list[str],
+    *,
+    by_document: bool,
+    near_copies: bool,
     num_parts: int | None,
-) -> list[Hashable]:  # fmt: skip
+) -> list[Hashable]:
     """Return the group of each item that stays together: questions on a context, near-copies, rows of a document, pairs
     that share a text. Notes say what is kept together that the user did not name.
 
@@ -410,16 +428,21 @@ def _groups(
         notes += warnings
         return groups
     is_pair = len(schema.text) == 2 and schema.task != "choice"
-    options = [(0, 1), (0,), (1,)] if is_pair else [(0,)] * (schema.task == "choice")  # which of the texts
+    options: list[tuple[int, ...]] = []  # which of the texts are compared
+    if is_pair:
+        options = [(0, 1), (0,), (1,)]
+    elif schema.task == "choice":
+        options = [(0,)]
     for sides in options:
         for side_keys in copies.keys_of_sides():
             keys = [side_keys[n][side] for side in sides for n in range(len(rows))]
-            found = _joined(joined * len(sides), keys)[: len(rows)]
-            count = len(set(found))
-            shares = count < len(set(joined))
-            if not shares or (count >= FEWEST_GROUPS and max(Counter(found).values()) <= largest):
-                notes += [f"kept together: rows with a text in common, {count:,} groups"] if shares else []
-                return found
+            groups_by_text = _joined(joined * len(sides), keys)[: len(rows)]
+            count = len(set(groups_by_text))
+            if count >= len(set(joined)):  # no text is in two groups
+                return groups_by_text
+            if count >= FEWEST_GROUPS and max(Counter(groups_by_text).values()) <= largest:
+                notes.append(f"kept together: rows with a text in common, {count:,} groups")
+                return groups_by_text
     if options:
         notes.append("rows in train and in dev have texts in common: scores on new texts may be lower")
     return joined
@@ -472,7 +495,7 @@ class _Copies:
         near: list[list[Hashable]] = [list(key) for key in self.near]
         for keys in [near, exact] if near else [exact]:
             for row in self._divided_rows:
-                keys[row] = [("divided", row)] * len(keys[row])
+                keys[row] = [("divided", row) for _ in keys[row]]
             yield keys
 
     def exact_notes(self) -> list[str]:
@@ -484,15 +507,15 @@ class _Copies:
     def _near_notes(self, keys: Sequence[Hashable]) -> list[str]:
         """Return a note about near-copies that stay together, with two examples."""
         first_rows: dict[Hashable, int] = {}
-        found = IssueCounter()
+        copies = IssueCounter()
         for row, key in enumerate(keys):
             first = first_rows.setdefault(key, row)
             if self.exact[first] != self.exact[row]:
-                found.add(f"{self._place(row)} = {self._place(first)}")
-        if not found.count:
+                copies.add(f"{self._place(row)} = {self._place(first)}")
+        if not copies.count:
             return []
-        examples = " and ".join(found.places[:2])
-        return [f"kept together: {found.count:,} rows that are near-copies of another row, such as {examples}"]
+        examples = " and ".join(copies.places[:2])
+        return [f"kept together: {copies.count:,} rows that are near-copies of another row, such as {examples}"]
 
     def _division_notes(self, near: Sequence[Hashable], keys: Sequence[Hashable]) -> list[str]:
         """Return a warning about copies that are divided, with two examples."""
