@@ -405,7 +405,7 @@ def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[s
         head: whether the model has a head, which describes the labels.
     """
     family = FAMILIES.get(_family_name(_kind(settings)), FAMILIES["bert"])
-    described = {
+    described_keys = {
         *family.settings,
         "model_type",
         "architectures",
@@ -417,16 +417,16 @@ def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[s
         "dtype",
         *_OF_LABELS,
     }
-    preserved: dict[str, Any] = {}
+    preserved_settings: dict[str, Any] = {}
     for name, value in settings.items():
         # The tokenizer's id replaces a null: without an id transformers would take that of the published models.
         is_null_id = value is None and name in family.token_ids
-        if name not in described and name not in _NOT_KEPT and not is_null_id:
-            preserved[name] = value
-    dropped = set(_NOT_KEPT)
+        if name not in described_keys and name not in _NOT_KEPT and not is_null_id:
+            preserved_settings[name] = value
+    dropped_keys = set(_NOT_KEPT)
     if not head:
-        dropped |= _OF_LABELS
-    return preserved, sorted(dropped & settings.keys())
+        dropped_keys |= _OF_LABELS
+    return preserved_settings, sorted(dropped_keys & settings.keys())
 
 
 def _kind(settings: Mapping[str, Any]) -> Any:

@@ -154,7 +154,7 @@ class ModelFolder:
         raise BertworksError(what, where=str(where), hint=f"get the folder again; if the change is meant: {accept}")
 
     def _other_program_wrote_settings(self, record: WeightsRecord) -> bool:
-        """Whether config.json is not that of bertworks either: a program that saves a model writes both."""
+        """Whether another program wrote config.json, too: a program that saves a model writes it with the weights."""
         if "transformers_version" in self.settings:
             return True
         return bool(record.config_sha256) and record.config_sha256 != file_sha256(self.within / "config.json")
@@ -358,15 +358,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return _read_sharded(folder, folder / INDEX)
     what = f"there is no {WEIGHTS}"
     hint = "choose a folder that holds a model"
-    exported = onnx_file(folder)
+    exported_file = onnx_file(folder)
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
     if pickles:
         what = f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read"
         program = f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
         program += "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
         hint = f"if you trust where it comes from, convert it with transformers: python -c {quoted(program)}"
-    elif exported is not None:
-        what = f"only {exported.relative_to(folder)}: an exported model has no weights that can be read"
+    elif exported_file is not None:
+        what = f"only {exported_file.relative_to(folder)}: an exported model has no weights that can be read"
         hint = "use the folder that it was exported from"
     raise BertworksError(what, where=str(folder), hint=hint)
 

@@ -265,8 +265,10 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     Raises:
         UsageError: there is another text, and no known name tells which are read, unless the task reads one (`is_one`).
     """
-    possible = [column for name, column in columns.items() if name not in excluded]
-    columns_by_name = _named(column for column in possible if not column.holds_codes() and not _is_unused(column))
+    possible_columns = [column for name, column in columns.items() if name not in excluded]
+    columns_by_name = _named(
+        column for column in possible_columns if not column.holds_codes() and not _is_unused(column)
+    )
     for pair in values.PAIRS:
         if all(name in columns_by_name for name in pair):
             return tuple(columns_by_name[name].name for name in pair)
@@ -280,7 +282,7 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
             texts.append(column)
     longest = _first(columns_by_name, text_names) or max(texts, key=_mean_length, default=None)
     if longest is None:
-        return _only_words_or_codes(possible)
+        return _only_words_or_codes(possible_columns)
     min_length = max(_MIN_TEXT, longest.mean_length / 2)
     min_filled = _MIN_FILLED * max(column.filled for column in columns.values())
     long_names = []
@@ -309,14 +311,16 @@ def _is_unused(column: Column) -> bool:
     return column.is_constant and column.is_text and " " not in column.values.most_common(1)[0][0]
 
 
-def _only_words_or_codes(possible: Sequence[Column]) -> Names:
+def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
     """Return the only column that can be the text although it holds single words, names, ids, dates, addresses or one
     value; () if there is none.
 
     Raises:
         UsageError: there are several.
     """
-    candidates = [column for column in possible if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS]
+    candidates = [
+        column for column in possible_columns if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS
+    ]
     candidates = [column for column in candidates if not column.is_constant] or candidates
     candidates = [column for column in candidates if not column.holds_codes()] or candidates
     if len(candidates) > 1:

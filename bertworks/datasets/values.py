@@ -263,8 +263,8 @@ def canonical_label(label: str) -> str:
 
 def folded_label(label: str) -> str:
     """Return the same text for labels that differ only in case, width or spaces, as pos, Pos and full-width ｐｏｓ."""
-    visible = "".join(character for character in label if unicodedata.category(character) != "Cf")
-    return " ".join(unicodedata.normalize("NFKC", canonical_label(visible)).casefold().split())
+    visible_text = "".join(character for character in label if unicodedata.category(character) != "Cf")
+    return " ".join(unicodedata.normalize("NFKC", canonical_label(visible_text)).casefold().split())
 
 
 def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, dict[str, int]]:
@@ -283,17 +283,17 @@ def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, 
         groups.setdefault(key, {})[label] = count
     classes = {}
     for spellings in groups.values():
-        ordered = sorted((-count, len(label), label) for label, count in spellings.items())
-        name = ordered[0][2]
-        classes[name] = {label: spellings[label] for _, _, label in ordered}
+        ordered_spellings = sorted((-count, len(label), label) for label, count in spellings.items())
+        name = ordered_spellings[0][2]
+        classes[name] = {label: spellings[label] for _, _, label in ordered_spellings}
     return classes
 
 
 def similar_labels(counts: Mapping[str, int]) -> list[str]:
     """Classes that differ only in case, width or spaces, each group in words: "'pos' (12) and 'Pos' (3)"."""
     groups = spellings_of_classes(counts, join=True).values()
-    several = [group for group in groups if len(group) > 1]
-    return [" and ".join(f"{label!r} ({count:,})" for label, count in group.items()) for group in several]
+    similar_groups = [group for group in groups if len(group) > 1]
+    return [" and ".join(f"{label!r} ({count:,})" for label, count in group.items()) for group in similar_groups]
 
 
 def as_number(value: Any, decimal: str = ".") -> float:

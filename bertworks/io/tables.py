@@ -398,8 +398,8 @@ def are_rows(data: Any) -> bool:
 
 
 def texts_of(data: Any, hint: str, what: str = "text") -> Iterable[str]:
-    """The texts in the argument of a public function: those of a list, an array, a generator or a column of a table;
-    or of the text column of a table (see `text_column_of`). A generator is read as the texts are needed.
+    """Return the texts in the argument of a public function: a list, an array, a generator, a column of a table, or a
+    table with a text column (see `text_column_of`). A generator is read as the texts are needed.
 
     Args:
         hint: what to type for one text.

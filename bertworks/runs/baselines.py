@@ -274,8 +274,10 @@ def _linear(
     held_out_logits = np.zeros(targets.shape, np.float32)
     numbers = np.arange(len(targets))
     for fold in range(_FOLDS):
-        inside = numbers * _FOLDS // len(targets) == fold
-        held_out_logits[inside] = logits_of(train_features[~inside], targets[~inside], train_features[inside])
+        is_in_fold = numbers * _FOLDS // len(targets) == fold
+        held_out_logits[is_in_fold] = logits_of(
+            train_features[~is_in_fold], targets[~is_in_fold], train_features[is_in_fold]
+        )
     order = np.argsort(-held_out_logits, None, kind="stable")
     f1 = 2 * np.cumsum(targets.ravel()[order]) / (1 + np.arange(targets.size) + targets.sum())
     threshold = float(held_out_logits.ravel()[order[f1.argmax()]])
@@ -376,32 +378,34 @@ def compare_baselines(
     """The scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
-        answers: of each method, the fine-tuned model first, then the trivial one. None: the row is left out, also in
-            the difference from the fine-tuned model.
-        method: that of the fine-tuning. It is not compared with the baseline that is the same method.
-        tried: all methods that it compared. place: where the scores are from.
-        too_few: why the data cannot show whether the model has learned anything; "": it can.
+        answers: the answers of each method, those of the fine-tuned model first, then those of the trivial method. A
+            row with None in place of an answer is left out, also in the difference from the fine-tuned model.
+        method: the method of the fine-tuning. It is not compared with the baseline that is the same method.
+        tried: all methods that the fine-tuning compared.
+        place: where the scores are from.
+        too_few: why the data cannot show whether the model has learned anything, or "" if they can.
         advice: what can help with these data, before what can always help.
 
     Returns:
-        `methods`: of each its name, `score` and `interval`; the `difference` by which the fine-tuned model is better,
-        and its interval. `best`: the number of the best baseline, from 0. `verdict`: what follows, for people; "": the
-        model is better than all of them. `method`, `place`: as given. `positive`: see `TaskConfig.positive_label`.
+        `methods`: the name, `score` and `interval` of each method, the `difference` by which the fine-tuned model is
+        better, and its interval. `best`: the number of the best baseline, from 0. `verdict`: a sentence about what
+        follows, or "" if the model is better than all baselines. `metric`, `method` and `place`: the arguments.
+        `positive`: see `TaskConfig.positive_label`.
     """
     model_answers, trivial_answers = list(answers.values())[:2]
     methods: list[dict[str, Any]] = []
     for name, method_answers in answers.items():
         if method == "frozen" and name.startswith(FROZEN):
             continue
-        common = _common_rows(rows, method_answers, model_answers)
-        score = row_sums(d, common.items, common.answers)[metric]
-        model_score = row_sums(d, common.items, common.reference)[metric]
-        difference, difference_interval = paired_difference(model_score, score, groups_of(d, common.items))
+        common_rows = _common_rows(rows, method_answers, model_answers)
+        score = row_sums(d, common_rows.items, common_rows.answers)[metric]
+        model_score = row_sums(d, common_rows.items, common_rows.reference)[metric]
+        difference, difference_interval = paired_difference(model_score, score, groups_of(d, common_rows.items))
         methods.append(
             {
                 "method": name,
                 "score": score.value,
-                "interval": interval_of(d, common.items, score, metric),
+                "interval": interval_of(d, common_rows.items, score, metric),
                 "difference": difference,
                 "difference_interval": difference_interval,
             }
@@ -437,13 +441,13 @@ def _common_rows(
     rows: Sequence[Features], answers: Sequence[Answer | None], reference: Sequence[Answer | None]
 ) -> _CommonRows:
     """Return the rows with an answer of a method and one of the method that it is compared with."""
-    common = _CommonRows([], [], [])
+    common_rows = _CommonRows([], [], [])
     for row, answer, reference_answer in zip(rows, answers, reference, strict=True):
         if answer and reference_answer:
-            common.items.append(row.item)
-            common.answers.append(answer)
-            common.reference.append(reference_answer)
-    return common
+            common_rows.items.append(row.item)
+            common_rows.answers.append(answer)
+            common_rows.reference.append(reference_answer)
+    return common_rows
 
 
 def _evidence(
@@ -459,13 +463,13 @@ def _evidence(
     better than chance where 28 % of the rows have the most frequent label. Nor is macro F1, which is larger for random
     answers than for a constant one. Of other tasks it is what the model is better by than the trivial method.
     """
-    common = _common_rows(rows, model_answers, trivial_answers)
-    sums = row_sums(d, common.items, common.answers)
-    groups = groups_of(d, common.items)
+    common_rows = _common_rows(rows, model_answers, trivial_answers)
+    sums = row_sums(d, common_rows.items, common_rows.answers)
+    groups = groups_of(d, common_rows.items)
     if "matthews_correlation" in sums:
         correlation = sums["matthews_correlation"]
         return correlation.value, middle(resampled(correlation, groups))
-    trivial_sums = row_sums(d, common.items, common.reference)
+    trivial_sums = row_sums(d, common_rows.items, common_rows.reference)
     return paired_difference(sums[metric], trivial_sums[metric], groups)
 
 
@@ -495,7 +499,8 @@ def _verdict(
     too_few: str,
     advice: Sequence[str],
 ) -> str:
-    """What follows if the model has not clearly learned anything, or is not clearly better than the best baseline.
+    """Return what follows if the model has not clearly learned anything, or is not clearly better than the best
+    baseline; else "".
 
     Args:
         trivial, best: the comparisons with the trivial method and with the best one.
@@ -509,8 +514,8 @@ def _verdict(
     if not has_learned and too_few:
         parts.append(f"these data cannot show whether {model_name} has learned anything: {too_few}")
     elif not has_learned:
-        may = "has learned nothing" if value <= 0 else "may have learned nothing"
-        parts.append(f'WARNING: {model_name} {may}: it is not clearly better than "{trivial["method"]}"')
+        claim = "has learned nothing" if value <= 0 else "may have learned nothing"
+        parts.append(f'WARNING: {model_name} {claim}: it is not clearly better than "{trivial["method"]}"')
     if best["difference_interval"][0] > 0:
         return "; ".join(parts)
     if has_learned or best is not trivial:
@@ -519,10 +524,10 @@ def _verdict(
         compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
         parts.append(f'{model_name} is {compared} "{best["method"]}": {name} {difference}')
     methods = [method for name, method in _TRAINED.items() if best["method"].startswith(name)]
-    untried = [method for method in (*methods, "full") if method not in tried]
+    untried_methods = [method for method in (*methods, "full") if method not in tried]
     suggestions = list(advice)
-    if untried:
-        suggestions.append(f"--method {untried[0]}")
+    if untried_methods:
+        suggestions.append(f"--method {untried_methods[0]}")
     suggestions += ["more rows", "another --model"]
     parts.append(f"what can help: {', '.join(suggestions)}")
     return "; ".join(parts)

@@ -178,14 +178,14 @@ class DatasetReport:
         if len(self.labels) == SHOWN_LABELS + 1:  # a line about one more takes as much room as the label itself
             num_listed = SHOWN_LABELS + 1
         counts = [(name, count) for name, (count, _) in self.labels.items()]
-        listed = [(name[:30], count) for name, count in counts[:num_listed]]
+        listed_labels = [(name[:30], count) for name, count in counts[:num_listed]]
         total = sum(count for _, count in counts)
-        width = max((_width(name) for name, _ in listed), default=0)
+        width = max((_width(name) for name, _ in listed_labels), default=0)
         lines = [f"{total:,} {self.unit}"] if self.unit else []
-        for name, count in listed:
+        for name, count in listed_labels:
             padding = " " * (width - _width(name))
             lines.append(f"{name}{padding}  {count:>7,}  {count / max(1, total):6.1%}")
-        num_unlisted = len(counts) - len(listed)
+        num_unlisted = len(counts) - len(listed_labels)
         if num_unlisted:
             name, count = counts[-1]
             lines.append(f"and {num_unlisted:,} others, the rarest {name!r} with {count:,}")
@@ -240,7 +240,7 @@ def check_file(
         dev: the dev data in the same forms; None: that of the folder, or else see `validation`.
         task, text, label: the meaning of the columns; None: inferred.
         group: a column; rows with the same value stay on one side of the split.
-        positive: of two classes the one whose F1 is reported; None: inferred.
+        positive: the class whose F1 is reported, if there are two; None if it is to be inferred.
         validation: see `runs.data_splits.read_data`.
         read: how files are read.
 
@@ -371,10 +371,10 @@ def _lost_mark(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[str, str]:
     if pairs.total() < LETTER_FRACTION * sum(map(len, texts)):
         return "", ""
     for letter, mark in pairs:
-        marked = unicodedata.normalize("NFC", letter + mark)
-        ids = tokenizer.ids([marked])[0]
+        marked_letter = unicodedata.normalize("NFC", letter + mark)
+        ids = tokenizer.ids([marked_letter])[0]
         if ids == tokenizer.ids([letter])[0] and tokenizer.unk_id not in ids:
-            return marked, letter
+            return marked_letter, letter
     return "", ""
 
 
@@ -388,16 +388,16 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
     smallest_count, rarest_label = counts[-1]
     margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
     with_capitals = sum(text != text.lower() for text in texts)
-    marked, plain = _lost_mark(texts, tokenizer)
+    marked_letter, plain_letter = _lost_mark(texts, tokenizer)
     # Rows that are evaluated by models of the other rows are counted once.
     counts_of_labels = {n: train + (0 if report.is_validated else dev) for n, (train, dev) in labels.items()}
-    similar = similar_labels(counts_of_labels)
+    similar_groups = similar_labels(counts_of_labels)
     findings = {  # by their names in WARNINGS
         "leaked": leaked,
         "near_leaked": report.near_leaked.count,
         "conflicts": report.conflicts.count,
         "copies": report.copies.count > MANY_COPIES * report.train,
-        "similar": similar,
+        "similar": similar_groups,
         "missing": [name for name, (train, dev) in labels.items() if dev and not train],
         "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
         "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
@@ -407,7 +407,7 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "few_dev": report.dev < FEW_DEV,
         "vocabulary": report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES,
         "uncased": tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2,
-        "lost_marks": marked,
+        "lost_marks": marked_letter,
     }
     values = {
         "report": report,
@@ -420,12 +420,12 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "near_share": report.near_leaked.count / report.dev,
         "times": largest_count / max(1, smallest_count),
         "too_long": report.share_too_long,
-        "marked": marked,
-        "plain": plain,
+        "marked": marked_letter,
+        "plain": plain_letter,
         "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
     }
     for name, finding in findings.items():
         if isinstance(finding, list):
             values[name] = some_names(map(repr, finding))
-    values["similar"] = "; ".join(similar)
+    values["similar"] = "; ".join(similar_groups)
     return [WARNINGS[name].format_map(values) for name, applies in findings.items() if applies]
