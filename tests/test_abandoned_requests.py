@@ -64,7 +64,8 @@ def test_every_route_has_its_heavy_and_its_small_request(servers: dict[str, Loca
 def test_no_answer_is_larger_than_it_may_be(kind: str, servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
     """What is made of the largest requests is within its own estimate, and within the limit of the server."""
     local = servers[kind]
-    joined, makings = Application._joined, list[int]()
+    joined = Application._joined
+    makings: list[int] = []
 
     def checked(served: Application, parts: AnswerParts, pieces: Sequence[bytes]) -> Any:
         assert len(pieces) == len(parts.sizes)
@@ -96,7 +97,8 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
     """One client abandons its largest requests of each route while another one sends small ones to each: all of those
     are answered, and nothing of the others is waiting in the end."""
     local = servers[kind]
-    served, info = local.application, local.abilities.info
+    app = local.application
+    info = local.abilities.info
     bodies = {
         name: [json.dumps(body).encode() for body in HEAVY[name](info, LIMITS).values()] for name in info["abilities"]
     }
@@ -108,18 +110,18 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
                 await asyncio.sleep(0.01)
                 for client in heavy:
                     client.close()
-                content = {other: json.dumps(small(other, info)).encode() for other in info["abilities"]}
-                others = [
-                    Client(local, content[other], address="10.0.0.2").give().start(paths_of(other)[0])
-                    for other in info["abilities"]
+                content = {ability: json.dumps(small(ability, info)).encode() for ability in info["abilities"]}
+                small_clients = [
+                    Client(local, content[ability], address="10.0.0.2").give().start(paths_of(ability)[0])
+                    for ability in info["abilities"]
                 ]
-                assert [await client.status() for client in others] == [200] * len(others), path
+                assert [await client.status() for client in small_clients] == [200] * len(small_clients), path
                 assert {await client.status() for client in heavy} <= {200, 413, 429, 499}
-        batchers = [*served._batchers.values(), *served._lanes.values(), served._steps, served._answers]
+        batchers = [*app._batchers.values(), *app._lanes.values(), app._steps, app._answers]
         await until(lambda: not any(batcher.costs or batcher.loads or batcher.busy for batcher in batchers))
-        assert not served._admission.places
-        assert served._admission._free == LIMITS.total_bytes
-        assert not served._room.places
+        assert not app._admission.places
+        assert app._admission._free == LIMITS.total_bytes
+        assert not app._room.places
 
     asyncio.run(go())
 
@@ -133,14 +135,16 @@ def test_an_answer_is_not_made_to_its_end_for_a_client_that_has_gone(
     servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch
 ):
     local = servers["words"]
-    made, go_on, calls = application._made, threading.Event(), list[Any]()
+    make_part = application._made
+    go_on = threading.Event()
+    calls: list[Any] = []
 
-    def held(make: Callable[[], Any]) -> bytes:
+    def wait_and_make(make: Callable[[], Any]) -> bytes:
         calls.append(make)
         assert go_on.wait(20)
-        return made(make)
+        return make_part(make)
 
-    monkeypatch.setattr(application, "_made", held)
+    monkeypatch.setattr(application, "_made", wait_and_make)
 
     async def go() -> None:
         answers = local.application._answers
@@ -161,20 +165,21 @@ def test_an_answer_is_not_made_to_its_end_for_a_client_that_has_gone(
 
 def test_making_answers_takes_turns_between_clients(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
     local = servers["words"]
-    made, calls = application._made, list[str]()
+    make_part = application._made
+    calls: list[str] = []
 
-    def slow(make: Callable[[], Any]) -> bytes:
+    def make_slowly(make: Callable[[], Any]) -> bytes:
         time.sleep(0.002)
         calls.append("part")
-        return made(make)
+        return make_part(make)
 
-    monkeypatch.setattr(application, "_made", slow)
+    monkeypatch.setattr(application, "_made", make_slowly)
 
     async def go() -> None:
         heavy = [Client(local, json.dumps(MANY_MASKS).encode()).give().start("/fill") for _ in range(3)]
         await until(lambda: calls)
-        few = Client(local, b'{"ids": [1, 2]}', address="10.0.0.2").give().start("/decode")
-        assert await few.status() == 200
+        small_client = Client(local, b'{"ids": [1, 2]}', address="10.0.0.2").give().start("/decode")
+        assert await small_client.status() == 200
         assert not all(client.task.done() for client in heavy)
         assert [await client.status() for client in heavy] == [200] * 3
 
@@ -208,27 +213,28 @@ def test_an_answer_that_nobody_reads_keeps_no_room(servers: dict[str, Local], mo
 
 def test_an_explanation_ends_when_nobody_waits_for_it(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
     local = servers["classification"]
-    ended, begun = list[Exception](), threading.Event()
+    errors: list[Exception] = []
+    has_begun = threading.Event()
     explanation = local.abilities._explanation
 
     def watched(request: Any, is_wanted: Callable[[], bool]) -> Any:
-        begun.set()
+        has_begun.set()
         while is_wanted():
             time.sleep(0.001)
         try:
             return explanation(request, is_wanted)
         except UnwantedError as error:
-            ended.append(error)
+            errors.append(error)
             raise
 
     monkeypatch.setattr(local.abilities, "_explanation", watched)
 
     async def go() -> None:
         client = Client(local, b'{"inputs": "a good film"}').give().start("/explain")
-        await until(begun.is_set)
+        await until(has_begun.is_set)
         client.close()
         assert await client.status() == 499
-        await until(lambda: ended)
+        await until(lambda: errors)
 
     asyncio.run(go())
 
@@ -238,13 +244,15 @@ def test_an_explanation_ends_when_nobody_waits_for_it(servers: dict[str, Local],
 
 def test_answers_say_how_many_texts_were_cut_and_how_much(servers: dict[str, Local]):
     """Of 64 positions, 62 are for tokens of the text."""
-    long, short = letters(100), letters(5)
+    long_text = letters(100)
+    short_text = letters(5)
     expected = {"x-truncated-texts": "2", "x-truncated-tokens": str(38 + 48)}
-    words, pairs = servers["words"], servers["pairs"]
-    inputs = [long, short, letters(110)]
+    words = servers["words"]
+    pairs = servers["pairs"]
+    inputs = [long_text, short_text, letters(110)]
     answers = [
         words.post("/embed", {"inputs": inputs}),
-        words.post("/similarity", {"inputs": {"source_sentence": long, "sentences": inputs[1:]}}),
+        words.post("/similarity", {"inputs": {"source_sentence": long_text, "sentences": inputs[1:]}}),
         words.post("/v1/embeddings", {"input": inputs}),
         servers["classification"].post("/predict", {"inputs": [[text] for text in inputs]}),
     ]
@@ -253,25 +261,27 @@ def test_answers_say_how_many_texts_were_cut_and_how_much(servers: dict[str, Loc
     usage = answers[2].json()["usage"]
     assert (usage["truncated_texts"], usage["truncated_tokens"]) == (2, 38 + 48)
     assert usage["prompt_tokens"] == 64 + 7 + 64
-    whole = words.post("/embed", {"inputs": short})
-    assert (whole.headers["x-truncated-texts"], whole.headers["x-truncated-tokens"]) == ("0", "0")
+    whole_answer = words.post("/embed", {"inputs": short_text})
+    assert (whole_answer.headers["x-truncated-texts"], whole_answer.headers["x-truncated-tokens"]) == ("0", "0")
     # Of a pair 61 tokens are read.
-    ranked = pairs.post("/rerank", {"query": letters(5), "texts": [letters(60), short]})
-    assert (ranked.headers["x-truncated-texts"], ranked.headers["x-truncated-tokens"]) == ("1", "4")
+    ranking_answer = pairs.post("/rerank", {"query": letters(5), "texts": [letters(60), short_text]})
+    assert (ranking_answer.headers["x-truncated-texts"], ranking_answer.headers["x-truncated-tokens"]) == ("1", "4")
     for ranking, count in (("dense", "1"), ("hybrid", "1"), ("bm25", None)):
-        found = words.post("/search", {"query": long, "ranking": ranking, "k": 1})
-        assert found.headers.get("x-truncated-texts") == count
-    found = pairs.post("/search", {"query": short, "k": 50, "rerank": True})
-    assert found.headers["x-truncated-texts"] == "50"  # the documents have more than 61 tokens
-    assert "x-truncated-texts" not in words.post("/fill", {"inputs": f"[MASK] {long}"}).headers  # read in windows
+        search_answer = words.post("/search", {"query": long_text, "ranking": ranking, "k": 1})
+        assert search_answer.headers.get("x-truncated-texts") == count
+    search_answer = pairs.post("/search", {"query": short_text, "k": 50, "rerank": True})
+    assert search_answer.headers["x-truncated-texts"] == "50"  # the documents have more than 61 tokens
+    assert "x-truncated-texts" not in words.post("/fill", {"inputs": f"[MASK] {long_text}"}).headers  # read in windows
 
 
 def test_a_query_may_not_be_as_long_as_a_body(servers: dict[str, Local]):
-    fits, too_long = ({"query": "a" * n, "k": 1} for n in (LIMITS.query_characters, LIMITS.query_characters + 1))
-    assert servers["words"].post("/search", fits).status_code == 200
-    refused = servers["words"].post("/search", too_long)
-    assert refused.status_code == 413
-    assert "2,001 characters: expected 2,000 at most" in refused.json()["error"]
+    longest_query, too_long_query = (
+        {"query": "a" * n, "k": 1} for n in (LIMITS.query_characters, LIMITS.query_characters + 1)
+    )
+    assert servers["words"].post("/search", longest_query).status_code == 200
+    refusal = servers["words"].post("/search", too_long_query)
+    assert refusal.status_code == 413
+    assert "2,001 characters: expected 2,000 at most" in refusal.json()["error"]
 
 
 def test_a_search_is_computed_on_its_own_and_costs_its_words_and_tokens(
@@ -285,14 +295,14 @@ def test_a_search_is_computed_on_its_own_and_costs_its_words_and_tokens(
     monkeypatch.setattr(batcher, "_observe", lambda units, cost, seconds: batches.append((units, cost)))
     query = letters(50)  # 10 different words
     bodies = [{"query": query, "ranking": ranking, "k": 1} for ranking in ("dense", "hybrid", "bm25") * 4]
-    found = local.all([("POST", "/search", {"json": body}) for body in bodies])
-    assert {answer.status_code for answer in found} == {200}
+    answers = local.all([("POST", "/search", {"json": body}) for body in bodies])
+    assert {answer.status_code for answer in answers} == {200}
     assert [units for units, _ in batches] == [1] * len(bodies)
     lexical = min(cost for _, cost in batches)
     assert lexical <= 8 + 10
-    read = local.abilities._index.query_tokens(query)[0]
-    assert read == 52  # 50 words, and two special tokens
-    assert sorted(cost for _, cost in batches) == [lexical] * 4 + [lexical + read] * 8
+    num_tokens = local.abilities._index.query_tokens(query)[0]
+    assert num_tokens == 52  # 50 words, and two special tokens
+    assert sorted(cost for _, cost in batches) == [lexical] * 4 + [lexical + num_tokens] * 8
 
 
 def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):

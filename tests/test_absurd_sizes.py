@@ -40,9 +40,12 @@ def test_millions_of_empty_lists(part: str, tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("json.loads", loads)
     for name, content in {
-        "a.jsonl": f'{good}{{"text": {hollow}}}\n', "b.json": hollow, "c.json": f'{{"data": {hollow}}}', "d.json": rows,
+        "a.jsonl": f'{good}{{"text": {hollow}}}\n',
+        "b.json": hollow,
+        "c.json": f'{{"data": {hollow}}}',
+        "d.json": rows,
         "e.jsonl": f'{{"text": {hollow}, "label": "a"}}\n{good}',
-    }.items():  # fmt: skip
+    }.items():
         path = tmp_path / name
         path.write_text(content)
         with pytest.raises(BertworksError, match="empty lists or objects are no data"):

@@ -33,22 +33,31 @@ from bertworks.models.layout import Layout
 from bertworks.text.tokenizer import Tokenizer
 
 SMALL = {
-    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
     "max_position_embeddings": 20,
-}  # fmt: skip
+}
 SMALL_GPT = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20, "pad_token_id": 0}
 SIZES = {
     "bert": SMALL,
     "roberta": {**SMALL, "type_vocab_size": 1},
     "distilbert": {
-        "vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 20,
+        "vocab_size": 40,
+        "dim": 16,
+        "n_layers": 2,
+        "n_heads": 2,
+        "hidden_dim": 24,
+        "max_position_embeddings": 20,
     },
     "albert": {**SMALL, "embedding_size": 8},
     "electra": {**SMALL, "embedding_size": 8},
     "gpt2": {**SMALL_GPT, "bos_token_id": 0, "eos_token_id": 0},
     "openai-gpt": SMALL_GPT,
     "xlm": {"vocab_size": 40, "emb_dim": 16, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 20},
-}  # fmt: skip
+}
 # The setting that names the activation, and the beginning of the names of the classes.
 SETTINGS = {
     "bert": ("hidden_act", "Bert"),
@@ -128,11 +137,11 @@ def test_every_head_has_the_activation_of_transformers(family: str, activation: 
     ids = IDS[None, None] if kind == "ForMultipleChoice" else IDS[None]
     with torch.no_grad():
         output = model(ids)
-        found = logits_of_bertworks(config, state, kind)
+        logits = logits_of_bertworks(config, state, kind)
     expected = [value for name, value in output.items() if "logits" in name]
-    assert len(found) == len(expected) > 0
-    for ours, reference in zip(found, expected, strict=True):
-        assert (ours.flatten() - reference.flatten()).abs().max() <= 2e-5
+    assert len(logits) == len(expected) > 0
+    for values, expected_values in zip(logits, expected, strict=True):
+        assert (values.flatten() - expected_values.flatten()).abs().max() <= 2e-5
 
 
 @pytest.mark.parametrize("family", [family for family in SIZES if family != "xlm"])
@@ -178,34 +187,34 @@ def folder_of_first_version(folder: Path, tokenizer: Tokenizer, activation: str)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(settings))
     state = from_huggingface(model.state_dict(), config_from_huggingface(settings))
-    written = to_huggingface(state, config_from_huggingface(settings))
-    tensors = {name: value.contiguous().clone() for name, value in written.items()}
+    weights = to_huggingface(state, config_from_huggingface(settings))
+    tensors = {name: value.contiguous().clone() for name, value in weights.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     tokenizer.save(folder)
     return state
 
 
-@pytest.mark.parametrize(("activation", "ours"), [("relu", "relu"), ("gelu_new", "gelu_tanh")])
+@pytest.mark.parametrize(("activation", "expected"), [("relu", "relu"), ("gelu_new", "gelu_tanh")])
 def test_a_roberta_of_the_first_version_keeps_its_function(
-    activation: str, ours: str, tmp_path: Path, tokenizer: Tokenizer
+    activation: str, expected: str, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     """Its head has the activation of its layers. transformers refuses it by name after it is written again."""
     state = folder_of_first_version(tmp_path / "first", tokenizer, activation)
     config = load_model(tmp_path / "first").config
-    assert config.lm_head_activation == config.hidden_act == ours
-    before = logits_of_bertworks(config, state, "ForMaskedLM")
-    other = logits_of_bertworks(replace(config, lm_head_act="gelu"), state, "ForMaskedLM")
-    assert (before[0] - other[0]).abs().max() > 1e-4
+    assert config.lm_head_activation == config.hidden_act == expected
+    logits = logits_of_bertworks(config, state, "ForMaskedLM")
+    gelu_logits = logits_of_bertworks(replace(config, lm_head_act="gelu"), state, "ForMaskedLM")
+    assert (logits[0] - gelu_logits[0]).abs().max() > 1e-4
     list(convert(tmp_path / "first", tmp_path / "again"))
     settings = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert (settings["model_type"], settings["lm_head_act"]) == ("bertworks-roberta", ours)
+    assert (settings["model_type"], settings["lm_head_act"]) == ("bertworks-roberta", expected)
     with pytest.raises(ValueError, match="bertworks-roberta"):
         transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "again")
     assert "library_name: bertworks" in (tmp_path / "again" / "README.md").read_text()
-    again = load_model(tmp_path / "again")
-    assert again.config == config
-    after = logits_of_bertworks(again.config, again.state, "ForMaskedLM")
-    assert torch.equal(before[0], after[0])
+    converted = load_model(tmp_path / "again")
+    assert converted.config == config
+    converted_logits = logits_of_bertworks(converted.config, converted.state, "ForMaskedLM")
+    assert torch.equal(logits[0], converted_logits[0])
 
 
 def test_without_the_head_the_folder_is_an_ordinary_roberta(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -44,8 +44,9 @@ def digest(number: int) -> str:
 
 
 NO_TEXTS: dict[str, Callable[[int], str]] = {
-    "the date of sentiment140": lambda n: moment(n).strftime("%a %b %d %H:%M:%S ") + "PDT PST UTC CEST".split()[n % 4]
-    + moment(n).strftime(" %Y"),
+    "the date of sentiment140": lambda n: (
+        moment(n).strftime("%a %b %d %H:%M:%S ") + "PDT PST UTC CEST".split()[n % 4] + moment(n).strftime(" %Y")
+    ),
     "ISO 8601": lambda n: moment(n).isoformat() + "Z",
     "ISO with a space": lambda n: moment(n).isoformat(" ") + " +0000",
     "an American date": lambda n: moment(n).strftime("%m/%d/%Y %I:%M:%S %p"),
@@ -84,7 +85,7 @@ NO_TEXTS: dict[str, Callable[[int], str]] = {
     "a constant": lambda n: "NO_QUERY_WAS_MADE_HERE",
     "a constant with spaces": lambda n: "there was no query for this message at all",
     "mostly a constant": lambda n: "NO_QUERY_WAS_MADE_HERE" if n % 4 else text(n + 900, 4),
-}  # fmt: skip
+}
 
 
 def text(number: int, length: int = 9) -> str:
@@ -117,8 +118,9 @@ def test_what_is_no_text_is_never_the_second_text(kind: str, length: int, tmp_pa
     assert schema.text == ("remark",)
 
 
-@pytest.mark.parametrize("names", [None, ["target", "ids", "date", "flag", "user", "text"],
-                                   ["label", "id", "date", "query", "user", "text"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "names", [None, ["target", "ids", "date", "flag", "user", "text"], ["label", "id", "date", "query", "user", "text"]]
+)
 @pytest.mark.parametrize("length", [4, 8, 15])
 def test_the_form_of_sentiment140(names: list[str] | None, length: int, tmp_path: Path) -> None:
     user = NO_TEXTS["a name of a user"]

@@ -24,10 +24,15 @@ from bertworks.errors import BertworksError
 TABLE = packaged_table(family_module.__file__, "other_fields.toml")
 CLASSES = {name: type(transformers.AutoConfig.for_model(name)) for name in FAMILIES}
 HEADS = {
-    "bert": "BertForPreTraining", "roberta": "RobertaForMaskedLM", "distilbert": "DistilBertForMaskedLM",
-    "albert": "AlbertForPreTraining", "electra": "ElectraForPreTraining", "openai-gpt": "OpenAIGPTLMHeadModel",
-    "gpt2": "GPT2LMHeadModel", "xlm": "XLMWithLMHeadModel",
-}  # fmt: skip
+    "bert": "BertForPreTraining",
+    "roberta": "RobertaForMaskedLM",
+    "distilbert": "DistilBertForMaskedLM",
+    "albert": "AlbertForPreTraining",
+    "electra": "ElectraForPreTraining",
+    "openai-gpt": "OpenAIGPTLMHeadModel",
+    "gpt2": "GPT2LMHeadModel",
+    "xlm": "XLMWithLMHeadModel",
+}
 
 
 def fields_of(name: str) -> dict[str, Any]:
@@ -73,7 +78,8 @@ def test_every_field_has_its_place(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_honoured_field_changes_the_network(name: str) -> None:
-    family, fields = FAMILIES[name], fields_of(name)
+    family = FAMILIES[name]
+    fields = fields_of(name)
     fields |= {"n_langs": 4, "use_lang_emb": True} if name == "xlm" else {}
     default = config_from_huggingface(fields)
     for key in family.settings:
@@ -84,12 +90,13 @@ def test_an_honoured_field_changes_the_network(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_value_of_a_required_field_is_refused_by_name(name: str) -> None:
-    family, fields = FAMILIES[name], fields_of(name)
+    family = FAMILIES[name]
+    fields = fields_of(name)
     required = {**REQUIRED, **family.required, **dict.fromkeys(family.required_null)}
     for key, value in required.items():
-        other = {"0": [1]} if value == {} else other_value(key, value)
+        refused_value = {"0": [1]} if value == {} else other_value(key, value)
         with pytest.raises(BertworksError, match=f"^{key} is .*: only .* is supported"):
-            config_from_huggingface(fields | {key: other})
+            config_from_huggingface(fields | {key: refused_value})
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -136,7 +143,8 @@ def test_a_field_without_effect_has_none_in_transformers(name: str) -> None:
 
 def untie(folder: Path, **settings: Any) -> None:
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False} | settings))
+    content = {**json.loads(path.read_text()), "tie_word_embeddings": False, **settings}
+    path.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("classes", [["GPT2LMHeadModel"], None])

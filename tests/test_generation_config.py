@@ -89,9 +89,9 @@ def test_the_sampling_of_the_model_is_that_of_transformers(values: dict[str, Any
         return
     expected = output.scores[0].double().softmax(-1)[0]
     p, tokens = next_token_probabilities(output.logits[0], options.temperature, options.top_k, options.top_p)
-    found = torch.zeros_like(expected)
-    found[torch.arange(len(p[0])) if tokens is None else tokens[0]] = p[0]
-    assert (found - expected).abs().max() <= 1e-6
+    probabilities = torch.zeros_like(expected)
+    probabilities[torch.arange(len(p[0])) if tokens is None else tokens[0]] = p[0]
+    assert (probabilities - expected).abs().max() <= 1e-6
 
 
 def test_the_command_prints_the_sampling_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,8 +24,10 @@ from bertworks.runs.trials import Trial, plan_trials, run_trials
 
 FAST = ("epochs=1", "batch_size=16", "optimizer.learning_rate=2e-3", "precision=fp32")
 KINDS: dict[str, dict[str, Any]] = {
-    "seeds": {"seeds": 2}, "folds": {"folds": 2}, "sweep": {"sweep": ["dropout=0.1,0.2"]},
-}  # fmt: skip
+    "seeds": {"seeds": 2},
+    "folds": {"folds": 2},
+    "sweep": {"sweep": ["dropout=0.1,0.2"]},
+}
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link"}
 TIMES = {"seconds", "tokens_per_second", "estimated_seconds", "weights_sha256"}
 
@@ -42,8 +44,8 @@ def trials_of(folder: Path, kind: str) -> list[Trial]:
 
 
 def run(output: Path, command: Path, kind: str, **options: Any) -> None:
-    *_, done = run_trials(output, trials_of(command, kind), device="cpu", **options)
-    assert done.kind == "done"
+    *_, last_event = run_trials(output, trials_of(command, kind), device="cpu", **options)
+    assert last_event.kind == "done"
 
 
 # --- snapshots --------------------------------------------------------------------------------------------------------
@@ -57,8 +59,11 @@ def hook_of_changes() -> list[Callable[[], None]]:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if not functions or (event != "open" and event not in CHANGES):
             return
-        writes = event != "open" or (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR))
-        if writes:
+        is_change = True
+        if event == "open":
+            flags = arguments[2]
+            is_change = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+        if is_change:
             function = functions.pop()  # what it changes itself does not count
             try:
                 function()
@@ -100,21 +105,25 @@ def snapshots(output: Path, folder: Path) -> Iterator[list[Path]]:
 def without_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_times(part) for name, part in value.items() if name not in TIMES}
-    return [without_times(part) for part in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [without_times(part) for part in value]
+    return value
 
 
-def assert_same(output: Path, whole: Path) -> None:
+def assert_same(output: Path, whole_folder: Path) -> None:
     """Both folders have the same files, and the same content of all that does not tell times or places."""
-    found, expected = files_of(output), files_of(whole)
-    assert found.keys() == expected.keys()
-    for name, path in found.items():
+    files = files_of(output)
+    expected_files = files_of(whole_folder)
+    assert files.keys() == expected_files.keys()
+    for name, path in files.items():
         suffixes = Path(name).suffix
         if suffixes in (".safetensors", ".csv", ".toml") or Path(name).name in ("task.json", "config.json"):
-            assert path.read_bytes() == expected[name].read_bytes(), name
+            assert path.read_bytes() == expected_files[name].read_bytes(), name
         elif Path(name).name in ("trials.json", "result.json", "run.json", "data.json"):
-            mine, other = (json.loads(one.read_text()) for one in (path, expected[name]))
-            assert without_times(mine) == without_times(other), name
-    cards = [(folder / "README.md").read_text().partition("## Quality")[2] for folder in (output, whole)]
+            content = json.loads(path.read_text())
+            expected_content = json.loads(expected_files[name].read_text())
+            assert without_times(content) == without_times(expected_content), name
+    cards = [(folder / "README.md").read_text().partition("## Quality")[2] for folder in (output, whole_folder)]
     assert cards[0].count("This model is the best of") == cards[1].count("This model is the best of") == 1
 
 
@@ -174,8 +183,14 @@ def test_two_processes_do_not_write_to_one_folder(command: Path, tmp_path: Path)
 
 def test_an_interrupted_overwriting_resumes_without_the_option(command: Path, tmp_path: Path) -> None:
     """The former trainings are deleted before the new request is written: no one of them counts as a new one."""
-    request = make_finetune_request(command / "reviews.csv", model=command / "model", overrides=FAST, method="full",
-                                    validation="split", max_length=16)  # fmt: skip
+    request = make_finetune_request(
+        command / "reviews.csv",
+        model=command / "model",
+        overrides=FAST,
+        method="full",
+        validation="split",
+        max_length=16,
+    )
     list(run_trials(tmp_path / "out", plan_trials(request, seeds=2), device="cpu"))
     (tmp_path / "out/seed-1/notes.txt").write_text("of the user")
     (tmp_path / "out/mine.txt").write_text("of the user")

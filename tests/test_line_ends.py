@@ -16,10 +16,15 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.translations import read_translations
 
 SENTENCES = [
-    "The train to the coast leaves at nine.", "My sister bakes bread on Sundays.", "A storm damaged the old bridge.",
-    "Banks raised interest rates again.", "The zoo has two young tigers.", "He forgot his umbrella in the taxi.",
-    "Our team lost the final match.", "Tomatoes need a lot of sun.",
-]  # fmt: skip
+    "The train to the coast leaves at nine.",
+    "My sister bakes bread on Sundays.",
+    "A storm damaged the old bridge.",
+    "Banks raised interest rates again.",
+    "The zoo has two young tigers.",
+    "He forgot his umbrella in the taxi.",
+    "Our team lost the final match.",
+    "Tomatoes need a lot of sun.",
+]
 # Everything that `str.splitlines` or a text file in Python's universal mode takes for the end of a line.
 INSIDE = ["\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 
@@ -41,12 +46,12 @@ def test_translations_stay_in_step(stray: str, end: str, tmp_path: Path) -> None
     """OpenNMT-py#2262 and #399: all translations between two stray carriage returns were shifted by a line."""
     first = write_lines(tmp_path / "a", with_stray(SENTENCES, 1, stray), end)
     second = write_lines(tmp_path / "b", with_stray(SENTENCES, 6, stray), end)
-    found = read_translations([first, second])
-    assert len(found.pairs) == 8
+    translations = read_translations([first, second])
+    assert len(translations.pairs) == 8
     for place in (0, 2, 3, 4, 5, 7):
-        assert found.pairs[place] == (SENTENCES[place], SENTENCES[place])
-    assert found.pairs[1][0] == with_stray(SENTENCES, 1, stray)[1]
-    counter = next(counter for name, counter in found.issues.items() if "inside lines" in name)
+        assert translations.pairs[place] == (SENTENCES[place], SENTENCES[place])
+    assert translations.pairs[1][0] == with_stray(SENTENCES, 1, stray)[1]
+    counter = next(counter for name, counter in translations.issues.items() if "inside lines" in name)
     assert (counter.count, counter.places) == (2, [f"{first}:2", f"{second}:7"])
     table = write_lines(tmp_path / "c", [f"{line}\t{line}" for line in with_stray(SENTENCES, 1, stray)], end)
     assert read_translations([table]).pairs[2:] == [(line, line) for line in SENTENCES[2:]]
@@ -58,38 +63,42 @@ def test_the_nearest_translations_of_files_with_stray_carriage_returns(
     words = ["the", "film", "was", "good", "in", "this", "town", "men"]
     texts = [" ".join(words[: 3 + n] * 2) for n in range(6)] + ["men heard dogs", "a good good film"]
     files = [write_lines(tmp_path / name, with_stray(texts, line, "\r")) for name, line in (("a", 1), ("b", 6))]
-    found = bw.evaluate_pairs(model, files)
-    assert (found["pairs"], found["forward"]) == (8, 1.0)
+    result = bw.evaluate_pairs(model, files)
+    assert (result["pairs"], result["forward"]) == (8, 1.0)
     assert main(["evaluate", "pairs", str(model), *map(str, files)]) == 0
-    shown = capsys.readouterr()
-    assert "8 pairs" in shown.out
-    assert f"carriage returns inside lines (they end no line): 2 ({files[0]}:2, {files[1]}:7)" in shown.err
+    printed = capsys.readouterr()
+    assert "8 pairs" in printed.out
+    assert f"carriage returns inside lines (they end no line): 2 ({files[0]}:2, {files[1]}:7)" in printed.err
 
 
 def test_what_is_printed_about_translations(tmp_path: Path) -> None:
     first = write_lines(tmp_path / "a", [*SENTENCES, "Nine words are in this one and one is left.", "same", "ok"])
     second = write_lines(tmp_path / "b", [*(line * 2 for line in SENTENCES), "x", "same", "o"])
-    found = read_translations([first, second])
-    assert (found.identical, found.far, found.ratio) == (1, 1, 2.0)
-    first_note, *examples, far, same = found.notes()
+    translations = read_translations([first, second])
+    assert (translations.num_identical, translations.num_far, translations.usual_ratio) == (1, 1, 2.0)
+    first_note, *examples, length_note, identical_note = translations.notes()
     assert first_note == (
         f"translations: 11 pairs, lines 1 to 11 of {first} and {second}; 9.1% are the same on both sides; "
         "the second side has 2.00 times the characters of the first (median)"
     )
     assert examples[0] == f"example  {SENTENCES[0]!r} -> {SENTENCES[0] * 2!r:.61}'"
-    assert f"1 ({first}:9)" in far
-    assert "lengths" in far
-    assert f"1 ({first}:10)" in same
+    assert f"1 ({first}:9)" in length_note
+    assert "lengths" in length_note
+    assert f"1 ({first}:10)" in identical_note
 
 
 def test_translations_with_lengths_that_do_not_fit(tmp_path: Path) -> None:
-    short, long = "A word, or some of them.", "A sentence with many more words than all of the others. " * 3
-    files = [write_lines(tmp_path / "a", [short, long] * 20), write_lines(tmp_path / "b", [short, long] * 19)]
+    short_line = "A word, or some of them."
+    long_line = "A sentence with many more words than all of the others. " * 3
+    files = [
+        write_lines(tmp_path / "a", [short_line, long_line] * 20),
+        write_lines(tmp_path / "b", [short_line, long_line] * 19),
+    ]
     with pytest.raises(BertworksError, match=r"has 40 lines, .* has 38: expected as many"):
         read_translations(files)
-    files[1] = write_lines(tmp_path / "b", [long, short] * 20)
+    files[1] = write_lines(tmp_path / "b", [long_line, short_line] * 20)
     assert any(note.startswith("warning: the lengths") for note in read_translations(files).notes())
-    files[1] = write_lines(tmp_path / "b", [f"{line}!" for line in [short, long] * 20])
+    files[1] = write_lines(tmp_path / "b", [f"{line}!" for line in [short_line, long_line] * 20])
     assert not any(note.startswith("warning") for note in read_translations(files).notes())
     assert any(note.startswith("warning: many") for note in read_translations([files[0], files[0]]).notes())
 

@@ -45,8 +45,8 @@ def blocks(folder: Path) -> list[tuple[str, str]]:
     """The kind and the content of each block of code on a card, except the recipe."""
     card = (folder / "README.md").read_text()
     assert not re.search(r"\b(PROMPT|TEXTS?|LANGUAGE|NAME|CLASS|ENDING|EOS|MOST)\b", card)
-    found = re.findall(r"^```(\w*)\n(.*?)^```", card, re.DOTALL | re.MULTILINE)
-    return [(kind, content) for kind, content in found if kind != "toml"]
+    matches = re.findall(r"^```(\w*)\n(.*?)^```", card, re.DOTALL | re.MULTILINE)
+    return [(kind, content) for kind, content in matches if kind != "toml"]
 
 
 def snippets(folder: Path) -> list[str]:
@@ -59,19 +59,24 @@ def commands(folder: Path) -> list[str]:
 
 def executed(code: str, folder: Path) -> tuple[Any, dict[str, Any]]:
     """The value of the last line of a snippet, and its names."""
-    tree, names = ast.parse(code), dict[str, Any]()
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    tree = ast.parse(code)
+    names = dict[str, Any]()
+    last_statement = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     with chdir(folder), warnings.catch_warnings(action="ignore"):
         exec(compile(tree, "card", "exec"), names)
-        value = None if last is None else eval(compile(ast.Expression(last.value), "card", "eval"), names)
+        value = (
+            None
+            if last_statement is None
+            else eval(compile(ast.Expression(last_statement.value), "card", "eval"), names)
+        )
     return value, names
 
 
-def typed(line: str, folder: Path, *more: str) -> None:
+def typed(line: str, folder: Path, *options: str) -> None:
     program, *words = shlex.split(line)
     assert program == "bertworks"
     with chdir(folder):
-        assert main([*words, *more]) == 0
+        assert main([*words, *options]) == 0
 
 
 def write_pretrained(folder: Path, recipe: str, **changes: Any) -> Path:
@@ -90,10 +95,18 @@ def write_pretrained(folder: Path, recipe: str, **changes: Any) -> Path:
 
 def card_of(folder: Path, c: EncoderConfig, t: Tokenizer, *, is_causal: bool) -> str:
     return pretraining_card(
-        c, name=folder.name, recipe="a = 1", corpus={"documents": 1}, held_out={}, versions={}, steps=1, tokens=1,
-        parameters=1, mask_token=None if is_causal else t.special_tokens["mask_token"],
+        c,
+        name=folder.name,
+        recipe="a = 1",
+        corpus={"documents": 1},
+        held_out={},
+        versions={},
+        steps=1,
+        tokens=1,
+        parameters=1,
+        mask_token=None if is_causal else t.special_tokens["mask_token"],
         num_end_tokens=len(t.template.suffix),
-    )  # fmt: skip
+    )
 
 
 MASKED = {
@@ -109,15 +122,18 @@ MASKED = {
 @pytest.mark.parametrize("recipe", MASKED)
 def test_the_card_of_a_masked_language_model(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = write_pretrained(tmp_path / "m", recipe, **MASKED[recipe])
-    (snippet,), (command,) = snippets(folder), commands(folder)
-    found, _ = executed(snippet, folder)
+    (snippet,) = snippets(folder)
+    (command,) = commands(folder)
+    fillings, _ = executed(snippet, folder)
     capsys.readouterr()
     typed(command, folder, "--json")
     answer = json.loads(capsys.readouterr().out)
-    ours = bw.load(folder, device="cpu").fill([shlex.split(command)[-1]])[0][0]
-    assert [one["token"] for one in found] == [one["token"] for one in ours]
-    assert [one["score"] for one in found] == pytest.approx([one["score"] for one in ours], abs=1e-5)
-    assert ours[0]["token_str"] in json.dumps(answer, ensure_ascii=False)
+    expected = bw.load(folder, device="cpu").fill([shlex.split(command)[-1]])[0][0]
+    assert [filling["token"] for filling in fillings] == [filling["token"] for filling in expected]
+    assert [filling["score"] for filling in fillings] == pytest.approx(
+        [filling["score"] for filling in expected], abs=1e-5
+    )
+    assert expected[0]["token_str"] in json.dumps(answer, ensure_ascii=False)
 
 
 @pytest.mark.parametrize("language", ["", "de"])
@@ -127,19 +143,21 @@ def test_the_card_of_a_masked_language_model_of_several_languages(language: str,
     for command in commands(folder):
         typed(command, folder)
     assert len(commands(folder)) == (1 if language else 2)
-    opened = folder if language else tmp_path / "it's m-en"
+    converted = folder if language else tmp_path / "it's m-en"
     prompt = shlex.split(commands(folder)[-1])[-1]
-    model = bw.load(opened, device="cpu")
-    ours = model.fill([prompt])[0][0]
+    model = bw.load(converted, device="cpu")
+    fillings = model.fill([prompt])[0][0]
     (snippet,) = snippets(folder)
-    found, _ = executed(snippet, folder)
-    assert found == [model.tokenizer.tokens[one["token"]] for one in ours]
-    other = next(name for name in LANGUAGES if name != (language or "en"))
-    list(bw.convert(folder, tmp_path / "other", language=other))
-    assert found != [model.tokenizer.tokens[one["token"]] for one in bw.load(tmp_path / "other").fill([prompt])[0][0]]
+    tokens, _ = executed(snippet, folder)
+    assert tokens == [model.tokenizer.tokens[filling["token"]] for filling in fillings]
+    other_language = next(name for name in LANGUAGES if name != (language or "en"))
+    list(bw.convert(folder, tmp_path / "other", language=other_language))
+    assert tokens != [
+        model.tokenizer.tokens[filling["token"]] for filling in bw.load(tmp_path / "other").fill([prompt])[0][0]
+    ]
     if not language:  # the card of a converted folder has the number of its language, too
-        (snippet,) = snippets(opened)
-        _, names = executed(snippet, opened)
+        (snippet,) = snippets(converted)
+        _, names = executed(snippet, converted)
         expected = names["model"](names["inputs"]["input_ids"], langs=torch.zeros_like(names["inputs"]["input_ids"]))
         torch.testing.assert_close(names["outputs"].logits, expected.logits)
         (snippet,) = snippets(tmp_path / "other")
@@ -149,19 +167,20 @@ def test_the_card_of_a_masked_language_model_of_several_languages(language: str,
 @pytest.mark.parametrize("recipe", ["gpt2", "gpt", "bert-ltr"])
 def test_the_card_of_a_model_that_continues_texts(recipe: str, tmp_path: Path):
     folder = write_pretrained(tmp_path / "m", recipe)
-    (command,), (snippet,) = commands(folder), snippets(folder)
+    (command,) = commands(folder)
+    (snippet,) = snippets(folder)
     typed(command, folder)
-    found, _ = executed(snippet, folder)
+    text, _ = executed(snippet, folder)
     prompt = shlex.split(command)[-1]
-    (ours,) = bw.load(folder, device="cpu").generate([prompt])
+    (continuation,) = bw.load(folder, device="cpu").generate([prompt])
     t = Tokenizer.load(folder)
     start = [*t.template.prefix, *t.ids([prompt])[0]]
     import transformers
 
-    assert found == transformers.AutoTokenizer.from_pretrained(folder).decode(
-        [*start, *ours["ids"]], skip_special_tokens=True
+    assert text == transformers.AutoTokenizer.from_pretrained(folder).decode(
+        [*start, *continuation["ids"]], skip_special_tokens=True
     )
-    assert len(ours["ids"]) > 5
+    assert len(continuation["ids"]) > 5
 
 
 def test_the_card_of_a_discriminator(tmp_path: Path):
@@ -170,17 +189,19 @@ def test_the_card_of_a_discriminator(tmp_path: Path):
 
     recipe = write_recipe(tmp_path / "r.toml", *TINY, ("num_steps = 40", "num_steps = 2"))
     list(bw.pretrain(write_corpus(tmp_path / "t.jsonl", 30), tmp_path / "m", recipe=str(recipe), device="cpu"))
-    (snippet,), (command,) = snippets(tmp_path / "m"), commands(tmp_path / "m")
-    found, _ = executed(snippet, tmp_path / "m")
-    assert found == bw.load(tmp_path / "m").detect(["The chef ate the meal."])
+    (snippet,) = snippets(tmp_path / "m")
+    (command,) = commands(tmp_path / "m")
+    value, _ = executed(snippet, tmp_path / "m")
+    assert value == bw.load(tmp_path / "m").detect(["The chef ate the meal."])
     write_reviews(tmp_path / "m/DATA.csv", 30)
     typed(command, tmp_path / "m", "--device", "cpu", "--set", "epochs=1")
     assert bw.Predictor(tmp_path / "m/CLASSIFIER", device="cpu").predict(["good film"])
-    (snippet,), (command,) = snippets(tmp_path / "m/generator"), commands(tmp_path / "m/generator")
+    (snippet,) = snippets(tmp_path / "m/generator")
+    (command,) = commands(tmp_path / "m/generator")
     typed(command, tmp_path / "m/generator")
-    found, _ = executed(snippet, tmp_path / "m/generator")
-    ours = bw.load(tmp_path / "m/generator").fill([shlex.split(command)[-1]])[0][0]
-    assert [one["token"] for one in found] == [one["token"] for one in ours]
+    value, _ = executed(snippet, tmp_path / "m/generator")
+    expected = bw.load(tmp_path / "m/generator").fill([shlex.split(command)[-1]])[0][0]
+    assert [filling["token"] for filling in value] == [filling["token"] for filling in expected]
 
 
 DATA: dict[str, tuple[str, Callable[..., Path]]] = {
@@ -223,45 +244,51 @@ def finetuned(folder: Path, task: str, base: Path) -> Path:
     return folder / "out"
 
 
-def compare(task: str, found: Any, predictor: bw.Predictor, snippet: str, in_a_language: bool) -> None:
+def compare(task: str, value: Any, predictor: bw.Predictor, snippet: str, in_a_language: bool) -> None:
     """Compare the value of a snippet with the prediction for the same text."""
     t = predictor.description.temperature
     match task:
         case "classification" | "pairs":
             texts = [("A text", "and another")] if task == "pairs" else ["A text"]
-            (ours,) = predictor.predict(texts)
-            found = found if isinstance(found, str) else (found if isinstance(found, dict) else found[0])["label"]
-            assert found == ours["label"]
+            (prediction,) = predictor.predict(texts)
+            if isinstance(value, list):
+                value = value[0]
+            if isinstance(value, dict):
+                value = value["label"]
+            assert value == prediction["label"]
         case "regression":
-            (ours,) = predictor.predict(["A text"])
-            value = found if in_a_language else found[0]["score"]
-            assert value == pytest.approx(ours["value"], abs=1e-4)
+            (prediction,) = predictor.predict(["A text"])
+            number = value if in_a_language else value[0]["score"]
+            assert number == pytest.approx(prediction["value"], abs=1e-4)
         case "multilabel":
-            (ours,) = predictor.predict(["A text"], probabilities=True)
-            listed = found if in_a_language or isinstance(found[0], dict) else found[0]
-            rows = found.items() if in_a_language else [(one["label"], one["score"]) for one in listed]
-            logits = {label: torch.tensor(score).logit() for label, score in rows}
-            for label, score in ours["scores"].items():
+            (prediction,) = predictor.predict(["A text"], probabilities=True)
+            if in_a_language:
+                scores = value
+            else:
+                labels = value if isinstance(value[0], dict) else value[0]
+                scores = {row["label"]: row["score"] for row in labels}
+            logits = {label: torch.tensor(score).logit() for label, score in scores.items()}
+            for label, score in prediction["scores"].items():
                 assert float((logits[label] / t).sigmoid()) == pytest.approx(score, abs=1e-4)
         case "tagging" | "spans":
-            (ours,) = predictor.predict(["Some words."])
-            types = [entity["type"] for entity in ours["entities"]]
+            (prediction,) = predictor.predict(["Some words."])
+            types = [entity["type"] for entity in prediction["entities"]]
             if not in_a_language:
-                assert [one["entity_group"] for one in found] == types
+                assert [entity_of_snippet["entity_group"] for entity_of_snippet in value] == types
             elif task == "tagging":
-                pieces = [(token, tag) for token, tag in found if token not in ("[CLS]", "[SEP]")]
-                assert [tag for token, tag in pieces if not token.startswith("##")] == ours["tags"]
+                pieces = [(token, tag) for token, tag in value if token not in ("[CLS]", "[SEP]")]
+                assert [tag for token, tag in pieces if not token.startswith("##")] == prediction["tags"]
             else:
-                assert any(tag != "O" for token, tag in found[1:-1]) == bool(types)
+                assert any(tag != "O" for token, tag in value[1:-1]) == bool(types)
         case "qa":
-            (ours,) = predictor.predict([{"question": "A question?", "context": "A text that has the answer."}])
-            if ours["answer"]:  # else the model finds none
-                assert found == ours["answer"]
+            (prediction,) = predictor.predict([{"question": "A question?", "context": "A text that has the answer."}])
+            if prediction["answer"]:  # else the model finds none
+                assert value == prediction["answer"]
         case "choice":
             row = {"startphrase": "A beginning.", "ending0": "A first end.", "ending1": "A second end."}
             names = predictor.description.text
-            (ours,) = predictor.predict([{name: row.get(name, "A second end.") for name in names}])
-            assert found == ("A first end." if int(ours["choice"]) == 0 else "A second end.")
+            (prediction,) = predictor.predict([{name: row.get(name, "A second end.") for name in names}])
+            assert value == ("A first end." if int(prediction["choice"]) == 0 else "A second end.")
 
 
 @pytest.mark.parametrize("task", DATA)
@@ -290,8 +317,8 @@ def check_card(task: str, out: Path, home: Path, *, in_a_language: bool) -> None
         typed(command.replace("new.csv", data.name).replace("scored.csv", f"scored.{suffix}"), out)
         assert (out / f"scored.{suffix}").stat().st_size
     (snippet,) = snippets(out)
-    found, _ = executed(snippet, out)
-    compare(task, found, bw.Predictor(out, device="cpu"), snippet, in_a_language)
+    value, _ = executed(snippet, out)
+    compare(task, value, bw.Predictor(out, device="cpu"), snippet, in_a_language)
 
 
 def test_the_card_of_a_frozen_model_does_not_contradict_itself(tmp_path: Path):
@@ -313,5 +340,5 @@ def test_the_card_of_a_frozen_model_does_not_contradict_itself(tmp_path: Path):
     (snippet,) = snippets(tmp_path / "converted")
     _, names = executed(snippet, tmp_path / "converted")
     with chdir(tmp_path / "converted"):  # the model is "."
-        found = names["model"].predict(["good film"])
-    assert found == bw.Predictor(tmp_path / "out").predict(["good film"])
+        predictions = names["model"].predict(["good film"])
+    assert predictions == bw.Predictor(tmp_path / "out").predict(["good film"])

@@ -81,11 +81,11 @@ def exact_groups(texts: list[list[str]]) -> list[int]:
     grams = [{tuple(text[n : n + 3]) for n in range(len(text) - 2)} for text in texts]
     firsts: list[int] = []
     groups: list[int] = []
-    for number, own in enumerate(grams):
+    for number, text_grams in enumerate(grams):
         if texts.index(texts[number]) < number:
             groups.append(groups[texts.index(texts[number])])
             continue
-        similar = [(len(own & grams[first]) / len(own | grams[first]), -first) for first in firsts]
+        similar = [(len(text_grams & grams[first]) / len(text_grams | grams[first]), -first) for first in firsts]
         best, first = max(similar, default=(0.0, 0))
         if best >= MIN_SIMILARITY:
             groups.append(-first)
@@ -123,7 +123,8 @@ def test_long_texts_are_grouped_as_by_comparing_all_pairs(seed: int) -> None:
 def test_groups_are_no_chains() -> None:
     """Each text is a near-copy of the one before it; the last one has nothing in common with the first one."""
     draw = random.Random(5)
-    start, end = words(draw, 40), words(draw, 40)
+    start = words(draw, 40)
+    end = words(draw, 40)
     texts = [end[:n] + start[n:] for n in range(0, 41, 2)]
     groups = near_copies([" ".join(text) for text in texts])
     assert groups == exact_groups(texts)
@@ -137,10 +138,10 @@ def test_groups_are_no_chains() -> None:
 def test_scripts_without_spaces_are_compared_by_characters(letters: str) -> None:
     draw = random.Random(1)
     text = "".join(draw.choices(letters, k=80))
-    changed = text[:-1] + "x"
-    other = "".join(draw.choices(letters, k=80))
-    half = text[:40] + other[40:]
-    assert near_copies([text, changed, other, half]) == [0, 0, 2, 3]
+    changed_text = text[:-1] + "x"
+    different_text = "".join(draw.choices(letters, k=80))
+    half_text = text[:40] + different_text[40:]
+    assert near_copies([text, changed_text, different_text, half_text]) == [0, 0, 2, 3]
     assert near_copies([text[:39], text[:38]]) == [0, 1], "short texts must be equal"
 
 
@@ -176,10 +177,12 @@ def test_minhash_estimates_the_similarity() -> None:
     differences = []
     for _ in range(200):
         text = words(draw, 60)
-        other = edited(draw, text, draw.randrange(1, 9))
-        read = [module._Text(" ".join(some), hashes) for some in (text, other)]
-        signatures = module._signatures(read)
-        grams = [set(module._grams(one.hashes, one.gram).tolist()) for one in read]
+        edited_text = edited(draw, text, draw.randrange(1, 9))
+        compared_texts = [module._Text(" ".join(some_words), hashes) for some_words in (text, edited_text)]
+        signatures = module._signatures(compared_texts)
+        grams = [
+            set(module._grams(compared_text.hashes, compared_text.gram).tolist()) for compared_text in compared_texts
+        ]
         expected = {tuple(text[n : n + 3]) for n in range(58)}
         assert len(grams[0]) == len(expected)
         similarity = len(grams[0] & grams[1]) / len(grams[0] | grams[1])
@@ -207,13 +210,13 @@ def test_pairs_compare_both_texts() -> None:
 MARKS = ("{}?", "{}", "{} ?", "{}!", " {}...")
 
 
-def questions(count: int, each: int, seed: int = 0) -> list[dict[str, str]]:
+def questions(count: int, spellings_per_text: int, seed: int = 0) -> list[dict[str, str]]:
     """Questions in several spellings, with labels that only their words tell."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
         text = " ".join(words(draw, 7))
-        for form in MARKS[:each]:
+        for form in MARKS[:spellings_per_text]:
             rows.append(
                 {"text": form.format(text if draw.random() < 0.5 else text.upper()), "label": "abc"[number % 3]}
             )
@@ -261,24 +264,30 @@ def test_near_copies_among_long_texts_pairs_sentences_and_questions() -> None:
 
     pairs = [
         {"sentence1": form.format(word(n)), "sentence2": f"{word(n + 500)} {form.format('it')}", "score": n % 7 / 2}
-        for n in range(90) for form in MARKS[:3]
-    ]  # fmt: skip
+        for n in range(90)
+        for form in MARKS[:3]
+    ]
     data = read_data(pairs, validation="split")
     assert not both_sides(data)
 
     sentences = [
         {"tokens": [word(n), "lives", *marks], "tags": ["B-x", *["O"] * (1 + len(marks))]}
-        for n in range(90) for marks in ([], ["."], ["!"])
-    ]  # fmt: skip
+        for n in range(90)
+        for marks in ([], ["."], ["!"])
+    ]
     data = read_data(sentences, validation="split")
     assert data.schema.task == "tagging"
     assert not both_sides(data)
 
     contexts = [
-        {"question": f"who {word(k)} ?", "context": form.format(f"Anna {word(n)} lives"), "answers":
-         [{"text": "Anna", "answer_start": form.index("{")}]}
-        for n in range(40) for k, form in enumerate(MARKS[:3])
-    ]  # fmt: skip
+        {
+            "question": f"who {word(k)} ?",
+            "context": form.format(f"Anna {word(n)} lives"),
+            "answers": [{"text": "Anna", "answer_start": form.index("{")}],
+        }
+        for n in range(40)
+        for k, form in enumerate(MARKS[:3])
+    ]
     data = read_data(contexts, validation="split")
     assert data.schema.task == "qa"
     sides = [{letters(item.texts[1]) for item in part} for part in (data.train, data.dev)]
@@ -350,19 +359,19 @@ def write_questions(path: Path, rows: list[dict[str, str]]) -> Path:
 def test_check_counts_near_copies_and_warns_of_those_in_dev(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     rows = questions(60, 2)
-    new = [{"text": f"{word(n)} {word(n + 1)} film", "label": "abc"[n % 3]} for n in range(40)]
-    dev = [{"text": f"{rows[0]['text']}!!", "label": "a"}, {"text": rows[1]["text"], "label": "b"}, *new]
+    new_rows = [{"text": f"{word(n)} {word(n + 1)} film", "label": "abc"[n % 3]} for n in range(40)]
+    dev = [{"text": f"{rows[0]['text']}!!", "label": "a"}, {"text": rows[1]["text"], "label": "b"}, *new_rows]
     train_file = write_questions(tmp_path / "train.jsonl", rows)
     dev_file = write_questions(tmp_path / "dev.jsonl", dev)
-    found = check_file(train_file, dev=dev_file, model=model)
-    assert (found.copies.count, found.near_copies.count) == (0, 60)
-    assert (found.leaked.count, found.near_leaked.count) == (1, 1)
-    assert found.near_leaked.places[0].startswith("dev.jsonl:1 = train.jsonl:")
-    text = str(found)
+    report = check_file(train_file, dev=dev_file, model=model)
+    assert (report.copies.count, report.near_copies.count) == (0, 60)
+    assert (report.leaked.count, report.near_leaked.count) == (1, 1)
+    assert report.near_leaked.places[0].startswith("dev.jsonl:1 = train.jsonl:")
+    text = str(report)
     assert "near-copies in train: 60 (" in text
     assert "of dev with a near-copy in train: 1 (dev.jsonl:1 = " in text
     assert "1 rows of dev (2.4%) are near-copies of rows in train (dev.jsonl:1 = " in text
-    clean = check_file(train_file, dev=write_questions(tmp_path / "new.jsonl", new), model=model)
+    clean = check_file(train_file, dev=write_questions(tmp_path / "new.jsonl", new_rows), model=model)
     assert not clean.near_leaked.count
     assert not [warning for warning in clean.warnings if "near-copies" in warning]
 
@@ -437,22 +446,23 @@ def test_trainings_that_begin_when_an_earlier_run_is_resumed_have_its_split(tmp_
 
 
 def test_evaluation_reports_near_copies_of_training_rows(tmp_path: Path) -> None:
-    model, out = write_model(tmp_path / "model"), tmp_path / "out"
+    model = write_model(tmp_path / "model")
+    out = tmp_path / "out"
     data = write_questions(tmp_path / "train.jsonl", questions(40, 2))
     settings: dict[str, Any] = {"model": model, "validation": "split", "method": "frozen", "device": "cpu"}
     finetune(data, output=out, **settings)
     split = read_data(data, validation="split")
-    seen = [{"text": f"{item.texts[0]}...", "label": item.label} for item in split.train[:5]]
-    held_out = [{"text": item.texts[0], "label": item.label} for item in split.dev]
+    training_rows = [{"text": f"{item.texts[0]}...", "label": item.label} for item in split.train[:5]]
+    held_out_rows = [{"text": item.texts[0], "label": item.label} for item in split.dev]
     notes: list[str] = []
-    new = write_questions(tmp_path / "new.jsonl", [*seen, *held_out])
-    found = evaluate_task(out, new, device="cpu", on_note=notes.append)
-    assert found["training_copies"] == 5
+    new_file = write_questions(tmp_path / "new.jsonl", [*training_rows, *held_out_rows])
+    result = evaluate_task(out, new_file, device="cpu", on_note=notes.append)
+    assert result["training_copies"] == 5
     (note,) = [note for note in notes if "training data" in note]
-    assert note.startswith(f"WARNING: 5 of the {len(held_out) + 5} rows (")
+    assert note.startswith(f"WARNING: 5 of the {len(held_out_rows) + 5} rows (")
     assert "new.jsonl:1 = train.jsonl:" in note
     notes.clear()
-    held_out_file = write_questions(tmp_path / "held.jsonl", held_out)
+    held_out_file = write_questions(tmp_path / "held.jsonl", held_out_rows)
     assert evaluate_task(out, held_out_file, device="cpu", on_note=notes.append)["training_copies"] == 0
     assert "no row is a copy or a near-copy of one in the training data train.jsonl" in notes
     # What has changed, is gone or lies elsewhere is not compared, and nothing is fetched.
@@ -477,7 +487,8 @@ def test_evaluation_reports_near_copies_of_training_rows(tmp_path: Path) -> None
 
 
 def test_training_rows_are_all_rows_beside_a_dev_file(tmp_path: Path) -> None:
-    model, out = write_model(tmp_path / "model"), tmp_path / "out"
+    model = write_model(tmp_path / "model")
+    out = tmp_path / "out"
     rows = questions(40, 2)
     data = write_questions(tmp_path / "train.jsonl", rows)
     dev = write_questions(tmp_path / "dev.jsonl", questions(10, 2, seed=1))

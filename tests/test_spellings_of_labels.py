@@ -26,37 +26,37 @@ def write_labels(path: Path, labels: list[str], name: str = "label") -> Path:
     return path
 
 
-def labels_of(path: Path, options: ReadOptions = ReadOptions(), **known: Any) -> tuple[Schema, list[Any], list[str]]:
+def labels_of(path: Path, options: ReadOptions = ReadOptions(), **choices: Any) -> tuple[Schema, list[Any], list[str]]:
     reader = RowReader(path, options)
-    schema, notes = infer_schema(reader, **known)
+    schema, notes = infer_schema(reader, **choices)
     return schema, [item.label for item in items(reader, schema)], notes
 
 
 def test_a_whole_number_and_the_same_with_zeros_are_one_class(tmp_path: Path) -> None:
-    written = ["0", "1", "2", "0.0", "1.0", "2.0", "0", "1", "2.00", "2.0", "-1", "-1.0", "-1"] * 3
-    schema, labels, notes = labels_of(write_labels(tmp_path / "a.csv", written))
+    spellings = ["0", "1", "2", "0.0", "1.0", "2.0", "0", "1", "2.00", "2.0", "-1", "-1.0", "-1"] * 3
+    schema, labels, notes = labels_of(write_labels(tmp_path / "a.csv", spellings))
     assert schema.labels == ("-1", "0", "1", "2.0")  # the more frequent spelling names the class
-    assert labels == [{"2": "2.0", "2.00": "2.0", "0.0": "0", "1.0": "1", "-1.0": "-1"}.get(x, x) for x in written]
-    said = [note for note in notes if note.startswith("one label in several spellings")]
-    assert "one label in several spellings, read as '1': '1' (6), '1.0' (3)" in said
-    assert "one label in several spellings, read as '2.0': '2.0' (6), '2' (3), '2.00' (3)" in said
-    assert len(said) == 4
+    assert labels == [{"2": "2.0", "2.00": "2.0", "0.0": "0", "1.0": "1", "-1.0": "-1"}.get(x, x) for x in spellings]
+    spelling_notes = [note for note in notes if note.startswith("one label in several spellings")]
+    assert "one label in several spellings, read as '1': '1' (6), '1.0' (3)" in spelling_notes
+    assert "one label in several spellings, read as '2.0': '2.0' (6), '2' (3), '2.00' (3)" in spelling_notes
+    assert len(spelling_notes) == 4
 
 
 def test_true_is_one_class_in_any_case_and_not_the_number_one(tmp_path: Path) -> None:
-    written = ["True", "true", "TRUE", "True", "False", "false", "1"] * 4
-    schema, labels, _ = labels_of(write_labels(tmp_path / "a.csv", written))
+    spellings = ["True", "true", "TRUE", "True", "False", "false", "1"] * 4
+    schema, labels, _ = labels_of(write_labels(tmp_path / "a.csv", spellings))
     assert schema.labels == ("1", "False", "True")
     assert labels[:7] == ["True", "True", "True", "True", "False", "False", "1"]
 
 
 def test_codes_keep_their_zeros_and_decimals_their_digits(tmp_path: Path) -> None:
-    written = ["1", "1.0", "1.1", "1.10", "01", "001"] * 10
-    schema, labels, _ = labels_of(write_labels(tmp_path / "a.csv", written))
+    spellings = ["1", "1.0", "1.1", "1.10", "01", "001"] * 10
+    schema, labels, _ = labels_of(write_labels(tmp_path / "a.csv", spellings))
     assert schema.task == "classification"
     assert set(schema.labels) == {"1", "1.1", "1.10", "01", "001"}
-    assert labels == [{"1.0": "1"}.get(label, label) for label in written]
-    without_codes = [label for label in written if not label.startswith("0")]
+    assert labels == [{"1.0": "1"}.get(label, label) for label in spellings]
+    without_codes = [label for label in spellings if not label.startswith("0")]
     assert labels_of(write_labels(tmp_path / "b.csv", without_codes))[0].task == "regression"
 
 
@@ -74,12 +74,12 @@ def test_many_codes_are_no_numbers_without_a_word(tmp_path: Path) -> None:
 def test_the_order_of_the_rows_changes_no_class(tmp_path: Path, seed: int) -> None:
     spellings = ["1", "1.0", "1.00", "01", "1.10", "1.1", "true", "True", "TRUE", "yes", "Yes", "-0", "10", "10.0"]
     random = np.random.default_rng(seed)
-    written = [spellings[number] for number in random.integers(0, len(spellings), 200)]
-    shuffled = [written[number] for number in random.permutation(200)]
-    first, labels, _ = labels_of(write_labels(tmp_path / "a.csv", written))
-    second, _, _ = labels_of(write_labels(tmp_path / "b.csv", shuffled))
-    assert first.labels == second.labels
-    for (a, label_a), (b, label_b) in itertools.combinations(set(zip(written, labels, strict=True)), 2):
+    column = [spellings[number] for number in random.integers(0, len(spellings), 200)]
+    shuffled_column = [column[number] for number in random.permutation(200)]
+    first_schema, labels, _ = labels_of(write_labels(tmp_path / "a.csv", column))
+    second_schema, _, _ = labels_of(write_labels(tmp_path / "b.csv", shuffled_column))
+    assert first_schema.labels == second_schema.labels
+    for (a, label_a), (b, label_b) in itertools.combinations(set(zip(column, labels, strict=True)), 2):
         assert (label_a == label_b) == (canonical_label(a) == canonical_label(b)), (a, b)
 
 
@@ -107,14 +107,14 @@ def test_labels_in_other_cases_are_counted_in_a_warning_and_joined_by_one_option
 ) -> None:
     path = write_labels(tmp_path / "a.csv", ["pos", "neg", "Pos", " pos", "NEG", "ｎｅｇ", "neg", "pos", "neg"] * 8)
     assert main(["check", str(path), "--model", str(model)]) == 0
-    shown = capsys.readouterr().out
-    assert "warning: labels that differ only in case, width or spaces are different classes" in shown
-    assert "'neg' (24) and 'NEG' (8) and 'ｎｅｇ' (8); 'pos' (24) and 'Pos' (8)" in shown
+    report = capsys.readouterr().out
+    assert "warning: labels that differ only in case, width or spaces are different classes" in report
+    assert "'neg' (24) and 'NEG' (8) and 'ｎｅｇ' (8); 'pos' (24) and 'Pos' (8)" in report
     assert main(["check", str(path), "--model", str(model), "--join-labels"]) == 0
-    shown = capsys.readouterr().out
-    assert "differ only in case" not in shown
-    assert "2 different values: neg, pos" in shown
-    assert "one label in several spellings, read as 'pos': 'pos' (24), 'Pos' (8)" in shown
+    report = capsys.readouterr().out
+    assert "differ only in case" not in report
+    assert "2 different values: neg, pos" in report
+    assert "one label in several spellings, read as 'pos': 'pos' (24), 'Pos' (8)" in report
     schema, labels, _ = labels_of(path, ReadOptions(join_labels=True))
     assert schema.labels == ("neg", "pos")
     assert labels[:9] == ["pos", "neg", "pos", "pos", "neg", "neg", "neg", "pos", "neg"]

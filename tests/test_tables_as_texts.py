@@ -126,9 +126,9 @@ def test_a_predictor_reads_columns_and_refuses_sets(tmp_path: Path) -> None:
     for column in (frame["text"], pyarrow.array(TEXTS), np.array(TEXTS)):
         assert predictor.predict(column) == expected
     assert 0 <= predictor.score(TEXTS, frame["label"]) <= 1
-    for wrong in (set(TEXTS), frozenset(TEXTS)):
+    for texts in (set(TEXTS), frozenset(TEXTS)):
         with pytest.raises(bw.UsageError, match="a set, which has no order"):
-            predictor.predict(wrong)
+            predictor.predict(texts)
     with pytest.raises(bw.UsageError, match="a table with the columns label"):
         predictor.score(TEXTS[:1], frame[["label"]])
     with pytest.raises(bw.UsageError, match="a set, which has no order"):

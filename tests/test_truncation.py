@@ -44,12 +44,12 @@ def test_evaluate_task_says_how_much_was_left_out(
     classifier: Path, rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The accuracy of the beginnings of texts is not that of the texts (GraphRAG-SDK#320)."""
-    found = evaluate_task(classifier, rows, device="cpu")
+    result = evaluate_task(classifier, rows, device="cpu")
     tokens = [tokens_of(classifier, text) for text in (LONG, LONG + LONG)]
-    read = 64 - 2  # without [CLS] and [SEP]
-    assert (found["truncated"], found["truncated_tokens"]) == (2, sum(tokens) - 2 * read)
-    assert found["truncated_share"] == pytest.approx(1 - 2 * read / sum(tokens))
-    sentence = f"2 of 3 rows were truncated: {found['truncated_share']:.1%} of their tokens were left out"
+    num_read = 64 - 2  # without [CLS] and [SEP]
+    assert (result["truncated"], result["truncated_tokens"]) == (2, sum(tokens) - 2 * num_read)
+    assert result["truncated_share"] == pytest.approx(1 - 2 * num_read / sum(tokens))
+    sentence = f"2 of 3 rows were truncated: {result['truncated_share']:.1%} of their tokens were left out"
     assert main(["evaluate", "task", str(classifier), str(rows)]) == 0
     assert f"WARNING: {sentence}; these are figures of their beginnings\n" in capsys.readouterr().out
     assert main(["evaluate", "task", str(classifier), str(rows), "--json"]) == 0
@@ -60,18 +60,20 @@ def test_nothing_is_said_where_nothing_is_left_out(
     classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "short.csv").write_text(f"text,label\n{SHORT},pos\n{SHORT} too,neg\n")
-    found = evaluate_task(classifier, tmp_path / "short.csv", device="cpu")
-    assert [found[name] for name in ("truncated", "truncated_tokens", "truncated_share")] == [0, 0, 0.0]
+    result = evaluate_task(classifier, tmp_path / "short.csv", device="cpu")
+    assert [result[name] for name in ("truncated", "truncated_tokens", "truncated_share")] == [0, 0, 0.0]
     assert main(["evaluate", "task", str(classifier), str(tmp_path / "short.csv")]) == 0
     assert "truncated" not in capsys.readouterr().out
 
 
 def test_predictions_in_python_say_it_as_files_do(classifier: Path, rows: Path, tmp_path: Path) -> None:
-    *_, done = predict_file(classifier, rows, tmp_path / "out.jsonl", device="cpu")
-    assert done.fields["truncated"] == 2
-    in_file = [json.loads(line)["truncated_tokens"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    *_, last_event = predict_file(classifier, rows, tmp_path / "out.jsonl", device="cpu")
+    assert last_event.fields["truncated"] == 2
+    counts_in_file = [
+        json.loads(line)["truncated_tokens"] for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ]
     answers = Predictor(classifier, device="cpu").predict([LONG, SHORT, LONG + LONG])
-    assert [answer.get("truncated_tokens", 0) for answer in answers] == in_file
+    assert [answer.get("truncated_tokens", 0) for answer in answers] == counts_in_file
     assert list(answers[1]) == ["label", "score"]
 
 
@@ -101,14 +103,14 @@ def test_similarities_and_translations(model: Path, tmp_path: Path, capsys: pyte
     pairs = tmp_path / "pairs.csv"
     lines = [f"{LONG},{SHORT},1.5", f"{SHORT},a sad dog,3", f"good dogs,{SHORT},2"]
     pairs.write_text("\n".join(["sentence1,sentence2,score", *lines]))
-    found = evaluate_sts(model, pairs, device="cpu")
+    result = evaluate_sts(model, pairs, device="cpu")
     left_out = Embedder(model, device="cpu").portion([LONG])[1][0]
-    assert (found["truncated"], found["truncated_tokens"]) == (1, left_out)
-    assert found["notes"][-1].startswith("1 of 6 texts were truncated: ")
+    assert (result["truncated"], result["truncated_tokens"]) == (1, left_out)
+    assert result["notes"][-1].startswith("1 of 6 texts were truncated: ")
     assert main(["evaluate", "sts", str(model), str(pairs)]) == 0
-    shown = capsys.readouterr()
-    assert shown.out.startswith("3 rows\n")
-    assert "1 of 6 texts were truncated" in shown.out + shown.err
+    printed = capsys.readouterr()
+    assert printed.out.startswith("3 rows\n")
+    assert "1 of 6 texts were truncated" in printed.out + printed.err
     translations = tmp_path / "pairs.tsv"
     translations.write_text(f"{LONG}\t{SHORT}\n{SHORT}\ta sad dog\n")
     assert evaluate_pairs(model, [translations], device="cpu")["truncated_tokens"] == left_out

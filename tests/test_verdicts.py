@@ -49,7 +49,7 @@ def compared(gold: list[str], predicted: list[str], **options: Any) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    ("counts", "named", "expected"),
+    ("counts", "positive", "expected"),
     [
         ({"ham": 30, "spam": 5}, None, "spam"),
         ({"fraud": 5, "ok": 30}, None, "fraud"),  # the first in alphabetical order
@@ -63,17 +63,18 @@ def compared(gold: list[str], predicted: list[str], **options: Any) -> dict[str,
     ],
 )
 def test_f1_is_that_of_the_class_which_a_user_looks_for(
-    counts: dict[str, int], named: str | None, expected: str
+    counts: dict[str, int], positive: str | None, expected: str
 ) -> None:
     rows = [Item(("a",), label, "f:1") for label, count in counts.items() for _ in range(count)]
-    schema, notes = Schema(task="classification", text=("t",), labels=tuple(sorted(counts))), list[str]()
-    assert choose_positive(rows, schema, named, notes) == expected
+    schema = Schema(task="classification", text=("t",), labels=tuple(sorted(counts)))
+    notes: list[str] = []
+    assert choose_positive(rows, schema, positive, notes) == expected
     assert notes[0].startswith(f"F1 of: {expected!r}")
     d = TaskConfig(task="classification", labels=schema.labels, positive=expected)
     draw = np.random.default_rng(0)
     predicted = [str(label) for label in draw.choice(schema.labels, len(rows))]
-    found = compute_metrics(d, rows, [{"label": label} for label in predicted])["f1"]
-    assert found == pytest.approx(f1_score([row.label for row in rows], predicted, pos_label=expected))
+    f1 = compute_metrics(d, rows, [{"label": label} for label in predicted])["f1"]
+    assert f1 == pytest.approx(f1_score([row.label for row in rows], predicted, pos_label=expected))
 
 
 def test_a_class_that_does_not_exist_is_refused() -> None:
@@ -89,8 +90,8 @@ def test_all_folds_have_the_same_class(tmp_path: Path) -> None:
     data = tmp_path / "d.csv"
     rows = [f"a film number {n},{'x' if n % 2 else 'y'}" for n in range(21)]
     data.write_text("\n".join(["text,label", *rows]))
-    whole = read_data(data, validation="folds")
-    assert {whole.positive, *(whole.fold(n).positive for n in range(3))} == {"x"}
+    all_data = read_data(data, validation="folds")
+    assert {all_data.positive, *(all_data.fold(n).positive for n in range(3))} == {"x"}
     assert {read_data(data, fold=(n, 4)).positive for n in range(4)} == {"x"}
 
 
@@ -104,16 +105,16 @@ def test_the_class_is_stored_in_the_model(model: Path, tmp_path: Path) -> None:
     assert result["figures"]["f1"] == pytest.approx(result["table"]["neg"]["f1"])
     assert "F1 of 'neg'" in (output / "README.md").read_text()
     assert "F1 of &#x27;neg&#x27;" in (output / "report.html").read_text()
-    found = evaluate_task(output, data, device="cpu")
-    assert found["positive"] == "neg"
-    assert found["figures"]["f1"] == pytest.approx(found["table"]["neg"]["f1"])
+    evaluation = evaluate_task(output, data, device="cpu")
+    assert evaluation["positive"] == "neg"
+    assert evaluation["figures"]["f1"] == pytest.approx(evaluation["table"]["neg"]["f1"])
     # A folder of an earlier version has no such field, and keeps its F1: that of the second label.
     content = read_json(output / "task.json")
     del content["positive"]
     (output / "task.json").write_text(json.dumps(content))
-    old = evaluate_task(output, data, device="cpu")
-    assert old["positive"] == "pos"
-    assert old["figures"]["f1"] == pytest.approx(old["table"]["pos"]["f1"])
+    evaluation_of_old_folder = evaluate_task(output, data, device="cpu")
+    assert evaluation_of_old_folder["positive"] == "pos"
+    assert evaluation_of_old_folder["figures"]["f1"] == pytest.approx(evaluation_of_old_folder["table"]["pos"]["f1"])
     (output / "task.json").write_text(json.dumps(content | {"positive": "other"}))
     with pytest.raises(BertworksError, match="the positive label 'other' is not one of the labels"):
         read_task_json(output / "task.json")
@@ -135,10 +136,10 @@ def test_thirty_five_percent_of_many_labels_is_not_nothing() -> None:
     draw = np.random.default_rng(4)
     gold = [str(label) for label in draw.choice(list("abcdefgh"), 100, p=[0.28, *[0.72 / 7] * 7])]
     predicted = [label if draw.random() < 0.25 else str(draw.choice(list("abcdefgh"))) for label in gold]
-    found = compared(gold, predicted)
-    assert found["methods"][1]["difference_interval"][0] < 0 < found["methods"][1]["difference"]
-    assert "nothing" not in found["verdict"]
-    assert 'fine-tuning is not clearly better than "most frequent label": accuracy' in found["verdict"]
+    comparison = compared(gold, predicted)
+    assert comparison["methods"][1]["difference_interval"][0] < 0 < comparison["methods"][1]["difference"]
+    assert "nothing" not in comparison["verdict"]
+    assert 'fine-tuning is not clearly better than "most frequent label": accuracy' in comparison["verdict"]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
@@ -152,16 +153,16 @@ def test_chance_is_nothing_by_every_metric(metric: str) -> None:
 
 def test_of_few_rows_nothing_follows() -> None:
     """All of three rows are right, which chance gives as well."""
-    found = compared(["a", "b", "c"], ["a", "b", "c"])["verdict"]
-    assert "nothing" not in found
-    assert "cannot show whether fine-tuning has learned anything: on 3 rows even answers that are all right" in found
+    verdict = compared(["a", "b", "c"], ["a", "b", "c"])["verdict"]
+    assert "nothing" not in verdict
+    assert "cannot show whether fine-tuning has learned anything: on 3 rows even answers that are all right" in verdict
 
 
 def test_the_same_is_not_said_twice() -> None:
     gold = ["a", "b"] * 50
-    found = compared(gold, ["a"] * 100)["verdict"]
-    assert found.count('"most frequent label"') == 1
-    assert found.startswith("WARNING: fine-tuning has learned nothing")
+    verdict = compared(gold, ["a"] * 100)["verdict"]
+    assert verdict.count('"most frequent label"') == 1
+    assert verdict.startswith("WARNING: fine-tuning has learned nothing")
 
 
 def test_a_model_of_two_rows_per_label_is_not_called_useless(model: Path, tmp_path: Path) -> None:
@@ -187,7 +188,9 @@ def test_the_linear_head_is_not_compared_with_itself(model: Path, tmp_path: Path
         finetune(
             write_reviews(tmp_path / "d.csv", 30), model=model, method=method, output=output, device="cpu", **options
         )
-        names[method] = [one["method"] for one in read_json(output / "result.json")["baselines"]["methods"]]
+        names[method] = [
+            comparison["method"] for comparison in read_json(output / "result.json")["baselines"]["methods"]
+        ]
     assert names["frozen"] == ["linear head", "most frequent label", "bag of words"]
     assert "frozen vectors" in names["full"]
 
@@ -227,14 +230,15 @@ def test_a_model_that_never_finds_the_rare_class_has_no_high_score_as_its_headli
 
 
 def test_labels_that_are_never_found_are_those_without_a_right_answer() -> None:
-    gold, predicted = list("aabbccd"), list("aaacbaa")
+    gold = list("aabbccd")
+    predicted = list("aaacbaa")
     d = TaskConfig(task="classification", labels=("a", "b", "c", "d", "e"))
     rows = [row._replace(item=row.item._replace(label=label)) for row, label in zip(rows_of(gold), gold, strict=True)]
     scores = dict.fromkeys(d.labels, 0.2)
     results, _ = task_results(d, rows, [{"label": label, "score": 0.2, "scores": scores} for label in predicted])
     assert results["never_found"] == {"b": 2, "c": 2, "d": 1}
-    shown = "the model does not find any row of 3 labels: 'b' (2 rows), 'c' (2 rows), 'd' (1 row)"
-    assert format_never_found(results["never_found"]) == shown
+    sentence = "the model does not find any row of 3 labels: 'b' (2 rows), 'c' (2 rows), 'd' (1 row)"
+    assert format_never_found(results["never_found"]) == sentence
     assert format_never_found({"d": 1}) == "the model does not find the only row of 'd'"
     assert format_never_found({}) == ""
 
@@ -250,10 +254,11 @@ def test_a_label_of_the_held_out_rows_alone_is_no_spelling_mistake() -> None:
 
 def test_the_hint_names_a_pair_in_the_order_of_its_columns(tmp_path: Path) -> None:
     """Which text follows from which matters: the shorter one may be the second."""
-    long, short = "the dogs of the town walk along the river every day", "some dogs walk near the water"
-    rows = [f"{n},{long} {n},{short} {n},{'yes' if n % 2 else 'no'}" for n in range(20)]
+    long_text = "the dogs of the town walk along the river every day"
+    short_text = "some dogs walk near the water"
+    rows = [f"{n},{long_text} {n},{short_text} {n},{'yes' if n % 2 else 'no'}" for n in range(20)]
     for name, header in (("a.csv", "n,source,remark,label"), ("b.csv", "n,remark,source,label")):
-        swapped = rows if name == "a.csv" else [f"{n},{short} {n},{long} {n},yes" for n in range(20)]
+        swapped = rows if name == "a.csv" else [f"{n},{short_text} {n},{long_text} {n},yes" for n in range(20)]
         (tmp_path / name).write_text("\n".join([header, *swapped]))
         with pytest.raises(UsageError, match="several columns hold texts") as error:
             read_data(tmp_path / name)
@@ -289,8 +294,8 @@ def test_errors_are_introduced(model: Path, tmp_path: Path) -> None:
     """The first rows are those that contradict the model most clearly: they may be errors of the data."""
     rows = [f"a {'good' if n % 2 else 'bad'} film,{'pos' if n % 2 else 'neg'}" for n in range(40)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]))
-    wrong = ["a good film indeed,neg", "a bad film indeed,pos", "a good film,neg", "a good film,pos"]
-    (tmp_path / "dev.csv").write_text("\n".join(["text,label", *wrong]))
+    dev_rows = ["a good film indeed,neg", "a bad film indeed,pos", "a good film,neg", "a good film,pos"]
+    (tmp_path / "dev.csv").write_text("\n".join(["text,label", *dev_rows]))
     output = tmp_path / "out"
     data = {"data": tmp_path / "d.csv", "dev": tmp_path / "dev.csv"}
     finetune(**data, model=model, method="frozen", output=output, device="cpu")

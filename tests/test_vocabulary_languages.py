@@ -116,9 +116,10 @@ def encodings(tokenizer: Tokenizer, pairs: list[list[str]]) -> dict[str, Any]:
 
 
 def encodings_of_transformers(library: Any, pairs: list[list[str]]) -> dict[str, Any]:
-    firsts, seconds = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    encoded = library(firsts, seconds)
-    single = library(firsts)["input_ids"]
+    first_texts = [pair[0] for pair in pairs]
+    second_texts = [pair[1] for pair in pairs]
+    encoded = library(first_texts, second_texts)
+    single = library(first_texts)["input_ids"]
     return {"single": single, "pairs": encoded["input_ids"], "types": encoded["token_type_ids"]}
 
 
@@ -238,9 +239,12 @@ def test_cards_say_how_other_programs_read_the_tokenizer(tmp_path):
             [document], VocabularyConfig(size=200, lowercase=lowercase, model_max_length=32)
         )
         config = EncoderConfig(
-            vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
             max_position_embeddings=32,
-        )  # fmt: skip
+        )
         torch.manual_seed(0)
         save_model(tmp_path / name, PretrainingModel(config).state_dict(), config, tokenizer, card="the card\n")
     assert (tmp_path / "english" / "README.md").read_text() == "the card\n"
@@ -265,7 +269,8 @@ def check_in_program(
     command: list[str], declarations: dict[str, str], lowercase: bool, folder: Path, **options: Any
 ) -> None:
     """Compare the ids of bertworks with those of a program, in all languages."""
-    requests, expected = [], []
+    requests = []
+    expected = []
     for language, text in declarations.items():
         tokenizer = train_vocabulary([text], VocabularyConfig(size=SIZE, lowercase=lowercase), workers=1)[0]
         tokenizer.save(folder / language)

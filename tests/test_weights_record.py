@@ -34,7 +34,8 @@ TEXTS = ["good film", "sad dogs"]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuned run folder."""
     home = tmp_path_factory.mktemp("trained")
-    data, base = write_reviews(home / "reviews.csv", 40), write_model(home / "base")
+    data = write_reviews(home / "reviews.csv", 40)
+    base = write_model(home / "base")
     finetune(data, model=base, output=home / "out", epochs=1, method="full", device="cpu")
     return home / "out"
 
@@ -97,9 +98,10 @@ def test_what_transformers_saved_over_a_folder_is_not_called_damaged(out: Path, 
     assert "damaged" not in what + hint
     command = hint.removeprefix("if this is meant: ").replace("ANOTHER-FOLDER", shlex.quote(str(tmp_path / "new")))
     assert main(shlex.split(command)[1:]) == 0
-    (first, second), names = network.config.id2label.values(), network.config.id2label
-    found = Predictor(tmp_path / "new", device="cpu").predict(TEXTS)
-    assert {answer["label"] for answer in found} == {names[0]} == {first} != {second}
+    (first, second) = network.config.id2label.values()
+    names = network.config.id2label
+    answers = Predictor(tmp_path / "new", device="cpu").predict(TEXTS)
+    assert {answer["label"] for answer in answers} == {names[0]} == {first} != {second}
 
 
 def test_what_is_saved_over_a_pretrained_folder(tmp_path: Path):
@@ -108,17 +110,18 @@ def test_what_is_saved_over_a_pretrained_folder(tmp_path: Path):
     network.save_pretrained(folder)  # the same numbers: transformers writes the same tensors, or leaves the pooler out
     what, _ = message(lambda: bw.embed(folder, TEXTS, device="cpu"))
     assert what.startswith("another program has saved this folder")
-    other = write_model(tmp_path / "other")
-    tensors = load_file(other / "model.safetensors")
-    save_file({name: value + 1 for name, value in tensors.items()}, other / "model.safetensors")
-    what, _ = message(lambda: load_model(other))
+    changed_folder = write_model(tmp_path / "other")
+    tensors = load_file(changed_folder / "model.safetensors")
+    save_file({name: value + 1 for name, value in tensors.items()}, changed_folder / "model.safetensors")
+    what, _ = message(lambda: load_model(changed_folder))
     assert what.startswith("the weights are damaged, or another program has written them")
-    (other / "weights.json").write_text("{}")
-    assert message(lambda: load_model(other))[0] == "not a record of weights"
+    (changed_folder / "weights.json").write_text("{}")
+    assert message(lambda: load_model(changed_folder))[0] == "not a record of weights"
 
 
 def test_a_pretraining_records_its_weights(tmp_path: Path):
-    corpus, recipe = write_corpus(tmp_path / "t.jsonl", 30), write_recipe(tmp_path / "r.toml")
+    corpus = write_corpus(tmp_path / "t.jsonl", 30)
+    recipe = write_recipe(tmp_path / "r.toml")
     list(pretrain(corpus, tmp_path / "out", recipe=str(recipe), device="cpu"))
     fill = bw.load(tmp_path / "out", device="cpu").fill
     assert fill(["the [MASK] was here"])

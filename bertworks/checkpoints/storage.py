@@ -79,9 +79,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with explain_os_errors("cannot be read", path):
             check(stat.S_ISREG(path.stat().st_mode), "a folder, a pipe or a device")  # a pipe would be waited for
             with path.open("rb") as file, utf8_path(path) as name:
-                refuse_lfs_pointer(start := file.read(len(LFS_POINTER)), path)
-                header = int.from_bytes(start[:8], "little")
-                check(header <= _LARGEST_HEADER, "no header of a sensible length")
+                start = file.read(len(LFS_POINTER))
+                refuse_lfs_pointer(start, path)
+                header_length = int.from_bytes(start[:8], "little")
+                check(header_length <= _LARGEST_HEADER, "no header of a sensible length")
                 with safe_open(name, framework="pt") as opened:
                     count = len(opened.keys())
                     check(count <= _MOST_TENSORS, f"{count:,} tensors: more than any model or checkpoint has")
@@ -114,7 +115,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[
     """Write a safetensors file as transformers does, atomically, and return the sha256 of its bytes.
 
     Args:
-        outdated: files that are about the former weights: deleted just before these replace them.
+        outdated: files that describe the previous weights; they are deleted just before the new weights replace those.
     """
     with replacing(path) as temporary:
         digest = write_tensors(temporary, tensors, {"format": "pt"})
@@ -124,11 +125,15 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[
 
 
 def write_sharded(index: Path, tensors: Mapping[str, Tensor], prefixes: tuple[str, ...], shared: Path) -> list[Path]:
-    """Writes weights as two files: the body, tensors with one of the prefixes, and the others. The body is written next
-    to the index `shared`; elsewhere it is a hard link to that file, or a copy where the disk has no links. The index
-    comes last, and is away meanwhile: a folder never has the body of one step and the head of another. Returns the
-    paths of both files."""
-    folder, (body, head) = index.parent, (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+    """Write weights as two files, and return their paths: the body, tensors with one of the prefixes, and the head.
+
+    The body is written next to the index `shared`; elsewhere it is a hard link to that file, or a copy where the disk
+    has no links. The old index is deleted first and the new one is written last: a folder never has the body of one
+    step and the head of another.
+    """
+    folder = index.parent
+    body = "model-00001-of-00002.safetensors"
+    head = "model-00002-of-00002.safetensors"
     index.unlink(missing_ok=True)
     if index == shared:
         names = {name for name in tensors if name.startswith(prefixes)}

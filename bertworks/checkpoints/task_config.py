@@ -42,7 +42,8 @@ class TaskConfig(Settings):
     threshold, temperature: see `inference.decoding`.
     vectors: what of a sequence is classified, see `training.task_heads`.
     bare_types: see `Schema`.
-    positive: of two classes the one whose F1 is reported; None: the second one, as in folders of earlier versions.
+    positive: the class whose F1 is reported, if there are two; None in folders of earlier versions, which report the
+        F1 of the second class.
     """
 
     task: TaskType
@@ -69,7 +70,7 @@ class TaskConfig(Settings):
 
     @property
     def positive_label(self) -> str | None:
-        """The class whose F1 is reported; None: there are not two classes."""
+        """The class whose F1 is reported, or None if there are not two classes."""
         if self.task != "classification" or len(self.labels) != 2:
             return None
         return self.labels[1] if self.positive is None else self.positive

@@ -17,7 +17,8 @@ from bertworks.errors import require
 from bertworks.io.atomic_write import sha256, write_json
 
 RECORD_FILE = "weights.json"
-_EVALUATED, _EXPORT = "result.json", "export.json"  # files that have a hash of the weights, too
+_EVALUATION_FILE = "result.json"  # has a hash of the weights, too
+_EXPORT_FILE = "export.json"  # has a hash of the weights, too
 _TRUSTED_AGE = 50_000_000  # nanoseconds; a file that changed later may change again without a new time
 
 _known_hashes: dict[tuple[int, ...], str] = {}  # by device, inode, size and times of a file
@@ -56,40 +57,50 @@ def write_record(folder: Path, weights_sha256: str, *, has_task: bool) -> None:
 def record_files(folder: Path) -> list[Path]:
     """The files with a hash of the weights. Delete them before the weights are replaced: a killed process then leaves
     no wrong record."""
-    return [folder / RECORD_FILE, folder / _EVALUATED]
+    return [folder / RECORD_FILE, folder / _EVALUATION_FILE]
 
 
 def read_record(folder: Path) -> WeightsRecord | None:
-    """The record of a folder of bertworks; None: it has none.
+    """Return the record of a folder of bertworks, or None if it has none.
 
     Raises:
         BertworksError: the record is damaged.
     """
     if (folder / RECORD_FILE).exists():
         content = read_json(folder / RECORD_FILE)
-        weights, config, has_task = (content.get(name) for name in ("weights_sha256", "config_sha256", "has_task"))
+        weights = content.get("weights_sha256")
+        config = content.get("config_sha256")
+        has_task = content.get("has_task")
         is_record = isinstance(weights, str) and isinstance(config, str) and isinstance(has_task, bool)
         require(is_record, "not a record of weights", folder / RECORD_FILE, "get the folder again")
         return WeightsRecord(RECORD_FILE, weights, config, has_task)
-    if (folder / _EXPORT).exists():
-        content = read_json(folder / _EXPORT)
+    if (folder / _EXPORT_FILE).exists():
+        content = read_json(folder / _EXPORT_FILE)
         request = content.get("request")
         has_task = isinstance(request, dict) and request.get("task") != str(None)
-        return _older_record(_EXPORT, content.get("sha256"), has_task=has_task)
-    if (folder / _EVALUATED).exists():
-        content = read_json(folder / _EVALUATED)
-        return _older_record(_EVALUATED, content.get("weights_sha256"), has_task="task" in content)
+        return _older_record(_EXPORT_FILE, content.get("sha256"), has_task=has_task)
+    if (folder / _EVALUATION_FILE).exists():
+        content = read_json(folder / _EVALUATION_FILE)
+        return _older_record(_EVALUATION_FILE, content.get("weights_sha256"), has_task="task" in content)
     return None
 
 
 def _older_record(file: str, weights: object, *, has_task: bool) -> WeightsRecord | None:
-    return WeightsRecord(file, weights, "", has_task) if isinstance(weights, str) else None
+    """Return the record in a file of an earlier version or of `export`, or None if it has no hash of the weights."""
+    if not isinstance(weights, str):
+        return None
+    return WeightsRecord(file, weights, "", has_task)
 
 
 def combined_sha256(files: Sequence[Path]) -> str:
-    """The sha256 of a file; of several, that of their hashes one after the other. Equal hashes: the same network."""
+    """Return a hash of the files of a network; equal hashes mean the same network.
+
+    It is the sha256 of a single file; for several files it is the sha256 of their hashes in a row.
+    """
     hashes = [file_sha256(path) for path in files]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def file_sha256(path: Path) -> str:

@@ -99,18 +99,20 @@ def task(
     )
     positive = result["positive"]
     lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'], positive)}"]
-    if exact := result.get("figures_fp32"):
-        lines.append(f"in fp32: {format_metrics(exact, positive=positive)}")
+    fp32_figures = result.get("figures_fp32")
+    if fp32_figures:
+        lines.append(f"in fp32: {format_metrics(fp32_figures, positive=positive)}")
     if result["truncated"]:
         lines.append(f"WARNING: {format_truncation(result)}; these are figures of their beginnings")
     if result["never_found"]:
         lines.append(f"WARNING: {format_never_found(result['never_found'])}")
 
-    def shown(row: dict[str, float]) -> str:
-        return "  ".join(f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in row.items())
+    def format_row(row: dict[str, float]) -> str:
+        cells = [f"{key} {value:,.0f}" if key == "support" else f"{key} {value:.1%}" for key, value in row.items()]
+        return "  ".join(cells)
 
     if result["table"]:
-        lines.append(console.table((name, shown(row)) for name, row in result["table"].items()))
+        lines.append(console.table((name, format_row(row)) for name, row in result["table"].items()))
     yield result, "\n".join(lines)
     if result["rows_without_text"]:
         console.say(f"rows without text, left out: {result['rows_without_text']:,}")
@@ -344,5 +346,9 @@ def ablation(
 def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:
     sizes = {name: value for name, value in result.items() if isinstance(value, int) and "truncated" not in name}
     counts = "  ".join(f"{value:,} {name}" for name, value in sizes.items())
-    shown = ((name, "  ".join(f"{k} {v:.4f}" for k, v in result[name].items())) for name in names if name in result)
-    return result, f"{counts}\n{console.table(shown)}"
+    rows = []
+    for name in names:
+        if name in result:
+            cells = [f"{metric} {value:.4f}" for metric, value in result[name].items()]
+            rows.append((name, "  ".join(cells)))
+    return result, f"{counts}\n{console.table(rows)}"

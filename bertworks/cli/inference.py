@@ -88,11 +88,21 @@ def generate(
     for note in generation.notes(sampling):
         console.say(note)
     results = bw.generate(
-        model, _prompts(texts, text or ()), max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-        seed=seed, stop=stop or (), sampling=sampling, device=device, precision=precision,
-    )  # fmt: skip
+        model,
+        _prompts(texts, text or ()),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop or (),
+        sampling=sampling,
+        device=device,
+        precision=precision,
+    )
     for number, result in enumerate(results, 1):
-        yield result, "\n" * (number > 1) + result["text"] + result["continuation"]
+        separator = "\n" if number > 1 else ""
+        yield result, separator + result["text"] + result["continuation"]
         if result["finish_reason"] == "context":
             console.say(f"text {number} ends here: with its continuation it has as many tokens as the model reads")
 

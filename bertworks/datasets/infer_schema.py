@@ -265,28 +265,45 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     Raises:
         UsageError: there is another text, and no known name tells which are read, unless the task reads one (`is_one`).
     """
-    possible = [column for name, column in columns.items() if name not in excluded]
-    named = _named(column for column in possible if not column.holds_codes() and not _is_unused(column))
+    possible_columns = [column for name, column in columns.items() if name not in excluded]
+    columns_by_name = _named(
+        column for column in possible_columns if not column.holds_codes() and not _is_unused(column)
+    )
     for pair in values.PAIRS:
-        if all(name in named for name in pair):
-            return tuple(named[name].name for name in pair)
-    known = _first(named, (name for name in values.SINGLE_TEXTS if name in named and not named[name].is_numeric))
-    texts = [column for name, column in named.items() if column.is_text and name not in values.KNOWN_NO_TEXTS]
-    texts = [column for column in texts if not column.is_constant and not column.holds_single_words()]
-    longest = known or max(texts, key=lambda column: column.mean_length, default=None)
+        if all(name in columns_by_name for name in pair):
+            return tuple(columns_by_name[name].name for name in pair)
+    text_names = [
+        name for name in values.SINGLE_TEXTS if name in columns_by_name and not columns_by_name[name].is_numeric
+    ]
+    texts = []
+    for name, column in columns_by_name.items():
+        is_language = column.is_text and not column.is_constant and not column.holds_single_words()
+        if is_language and name not in values.KNOWN_NO_TEXTS:
+            texts.append(column)
+    longest = _first(columns_by_name, text_names) or max(texts, key=_mean_length, default=None)
     if longest is None:
-        return _only_words_or_codes(possible)
-    least, rows = max(_MIN_TEXT, longest.mean_length / 2), max(column.filled for column in columns.values())
-    long = [c.name for c in texts if c is longest or (c.mean_length > least and c.filled > _MIN_FILLED * rows)]
-    if len(long) == 2 and longest.name in long and _are_nameless(columns):
-        return tuple(long)
-    if others := [name for name in long if name != longest.name and not is_one]:
+        return _only_words_or_codes(possible_columns)
+    min_length = max(_MIN_TEXT, longest.mean_length / 2)
+    min_filled = _MIN_FILLED * max(column.filled for column in columns.values())
+    long_names = []
+    for column in texts:
+        if column is longest or (column.mean_length > min_length and column.filled > min_filled):
+            long_names.append(column.name)
+    if len(long_names) == 2 and longest.name in long_names and _are_nameless(columns):
+        return tuple(long_names)
+    other_names = [] if is_one else [name for name in long_names if name != longest.name]
+    if other_names:
         # The order of a pair matters, as that of premise and hypothesis: it is that of the columns.
-        one = f"--text {quoted(longest.name)}"
-        two = " ".join(f"--text {quoted(name)}" for name in columns if name in (longest.name, others[0]))
-        names = ", ".join(repr(name) for name in columns if name in (longest.name, *others))
-        raise UsageError(f"several columns hold texts: {names}", hint=f"{one}, or {two}")
+        single_option = f"--text {quoted(longest.name)}"
+        text_pair = (longest.name, other_names[0])
+        pair_options = " ".join(f"--text {quoted(name)}" for name in columns if name in text_pair)
+        names = ", ".join(repr(name) for name in columns if name in (longest.name, *other_names))
+        raise UsageError(f"several columns hold texts: {names}", hint=f"{single_option}, or {pair_options}")
     return (longest.name,)
+
+
+def _mean_length(column: Column) -> float:
+    return column.mean_length
 
 
 def _is_unused(column: Column) -> bool:
@@ -294,23 +311,23 @@ def _is_unused(column: Column) -> bool:
     return column.is_constant and column.is_text and " " not in column.values.most_common(1)[0][0]
 
 
-def _only_words_or_codes(possible: Sequence[Column]) -> Names:
-    """The only column that is left as a text although it holds single words, names, ids, dates, addresses or one
+def _only_words_or_codes(possible_columns: Sequence[Column]) -> Names:
+    """Return the only column that can be the text although it holds single words, names, ids, dates, addresses or one
     value; () if there is none.
 
     Raises:
         UsageError: there are several.
     """
-    left = [column for column in possible if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS]
-    left = [column for column in left if not column.is_constant] or left
-    left = [column for column in left if not column.holds_codes()] or left
-    if len(left) > 1:
-        names = ", ".join(repr(column.name) for column in left)
-        hint = f"--text {quoted(left[0].name)}, or another"
-        raise UsageError(
-            f"several columns hold single words, names or codes, and none holds longer texts: {names}", hint=hint
-        )
-    return tuple(column.name for column in left)
+    candidates = [
+        column for column in possible_columns if column.is_text and column.known_name not in values.KNOWN_NO_TEXTS
+    ]
+    candidates = [column for column in candidates if not column.is_constant] or candidates
+    candidates = [column for column in candidates if not column.holds_codes()] or candidates
+    if len(candidates) > 1:
+        names = ", ".join(repr(column.name) for column in candidates)
+        what = f"several columns hold single words, names or codes, and none holds longer texts: {names}"
+        raise UsageError(what, hint=f"--text {quoted(candidates[0].name)}, or another")
+    return tuple(column.name for column in candidates)
 
 
 def _find_label(columns: Columns, texts: Names) -> Names:
@@ -390,7 +407,7 @@ def _questions(columns: Columns, label: Names) -> Schema | None:
 
 
 def _doubt_about_text(column: Column) -> list[str]:
-    """A note if an inferred text is probably none, or only single words."""
+    """Return a note if a column that was inferred to be the text probably holds no text, or only single words."""
     kind = ""
     if column.holds_codes():
         kind = "dates, ids, addresses or other codes"
@@ -398,7 +415,9 @@ def _doubt_about_text(column: Column) -> list[str]:
         kind = "one value in most rows"
     elif column.holds_single_words() and column.known_name not in values.SINGLE_TEXTS:
         kind = "single words or names"
-    return [f"{column.name!r} holds {kind} ({_some_values(column)}), and is read as the text"] if kind else []
+    if not kind:
+        return []
+    return [f"{column.name!r} holds {kind} ({_some_values(column)}), and is read as the text"]
 
 
 def _are_nameless(columns: Columns) -> bool:

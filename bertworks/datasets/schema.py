@@ -138,8 +138,9 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
         # A line that says "and 1 other" takes as much room as the error itself.
         listed_errors = errors if len(errors) == _LISTED_ERRORS + 1 else errors[:_LISTED_ERRORS]
         lines += [f"  {error.where}: {error.what}" for error in listed_errors]
-        if more := len(errors) - len(listed_errors):
-            lines.append(f"  and {more:,} others")
+        num_unlisted = len(errors) - len(listed_errors)
+        if num_unlisted:
+            lines.append(f"  and {num_unlisted:,} others")
         hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
         raise BertworksError("\n".join(lines), where=name, hint="; ".join(hints[:3]))
 
@@ -213,22 +214,29 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], lis
     """
     if schema.task in ("regression", "qa", "choice"):
         return (), []
-    counts, rows, sample, errors = Counter[str](), 0, list[Item](), list[BertworksError]()
+    counts = Counter[str]()
+    num_rows = 0
+    sample: list[Item] = []
+    errors: list[BertworksError] = []
     for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
-        rows += 1
+        num_rows += 1
         counts.update(label_names(item))
-        sample += [item][: _CHECKED_ROWS - len(sample)]
+        if len(sample) < _CHECKED_ROWS:
+            sample.append(item)
     classes = values.spellings_of_classes(counts, join=reader.options.join_labels)
     if len(classes.keys() - {"O"}) < 1 + (schema.task == "classification"):
         refuse_rows(errors, reader.name)
-    if schema.task == "tagging" and (what := _no_words([item.texts for item in sample])):
+    problem = _no_words([item.texts for item in sample]) if schema.task == "tagging" else ""
+    if problem:
         hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
-        raise UsageError(f"the words of a row {what}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
-    several = schema.task == "multilabel"
+        raise UsageError(f"the words of a row {problem}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
     totals = {name: sum(spellings.values()) for name, spellings in classes.items()}
-    if always := [name for name, n in totals.items() if several and n == rows > 1 and name.lower() not in values.FLAGS]:
-        hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
-        raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
+    if schema.task == "multilabel" and num_rows > 1:
+        for name, count in totals.items():
+            if count == num_rows and name.lower() not in values.FLAGS:
+                column = "its column" if len(schema.label) > 1 else "it"
+                hint = f"leave {column} out, or name other columns with --label"
+                raise UsageError(f"the label {name!r} is true of every row", where=reader.name, hint=hint)
     names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
     labels = values.sorted_labels(_true_tags(totals) if schema.task == "tagging" else totals)
     if names and labels:
@@ -237,9 +245,15 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[tuple[str, ...], lis
 
 
 def _spelling_note(spellings: Mapping[str, int]) -> str:
-    """The spellings of a class with their counts, in words. The first one names the class."""
-    written = values.first_names([f"{spelling!r} ({count:,})" for spelling, count in spellings.items()], _SHOWN_LABELS)
-    return f"one label in several spellings, read as {next(iter(spellings))!r}: {written}"
+    """Return a note on the spellings of a class, with their counts.
+
+    Args:
+        spellings: the number of rows of each spelling. The first one is the name of the class.
+    """
+    descriptions = [f"{spelling!r} ({count:,})" for spelling, count in spellings.items()]
+    name = next(iter(spellings))
+    listed = values.first_names(descriptions, _SHOWN_LABELS)
+    return f"one label in several spellings, read as {name!r}: {listed}"
 
 
 def label_names(item: Item) -> list[str]:
@@ -308,7 +322,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
         raise values.missing_label(column, where, expected)
     if schema.task in ("classification", "multilabel") and values.is_nan_text(value):
         raise values.missing_label(column, where, "write a label there; a class of this name needs another name", value)
-    known = partial(
+    read_label = partial(
         values.known_label,
         labels=schema.labels,
         column=column,
@@ -318,15 +332,15 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
     )
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
-            return known(values.label_text(value))
+            return read_label(values.label_text(value))
         case "multilabel" if (parts := values.several_labels(value, schema.separator, schema.label_names)) is not None:
-            return tuple(dict.fromkeys(map(known, parts)))
+            return tuple(dict.fromkeys(map(read_label, parts)))
         case "regression" if math.isfinite(number := values.as_number(value, schema.decimal)):
             return number
         case "tagging" if (tags := values.list_of(value)) is not None:
             if len(tags) != len(texts):
                 raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=expected)
-            return tuple(intern(known(values.label_text(tag))) for tag in tags)
+            return tuple(intern(read_label(values.label_text(tag))) for tag in tags)
         case "spans" if (spans := values.spans_of(value)) is not None:
             places = [(span["start"], span["end"], span["type"]) for span in spans]
             for start, end, kind in places:
@@ -334,7 +348,7 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
                     what = f"the {kind} from {start} to {end} is not inside its text of {len(texts[0])} characters"
                     hint = "count characters (not bytes) from 0; the end is the place after the last one"
                     raise BertworksError(what, where=where, hint=hint)
-            return tuple((start, end, known(kind)) for start, end, kind in places)
+            return tuple((start, end, read_label(kind)) for start, end, kind in places)
         case "qa" if (answers := values.answers_of(value)) is not None:
             return tuple(answers)
         case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:

@@ -217,30 +217,35 @@ def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
 def known_label(
     label: str | None, labels: Sequence[str], column: str, where: str, *, accept: bool = False, join: bool = False
 ) -> str:
-    """The label, or the only one of `labels` that other programs write like it (see `canonical_label`).
+    """Return the label, or the only one of `labels` that other programs write like it (see `canonical_label`).
 
-    labels: (): any. accept: other labels are no errors. join: labels may also differ as `folded_label` says.
+    Args:
+        labels: the labels of the model or of the training data; () if any label is right.
+        accept: whether other labels are returned as they are; else they are errors.
+        join: whether labels may also differ as `folded_label` says.
     """
     hint = f"the labels are: {first_names(labels, _LISTED_LABELS)}" if labels else "write one there, or remove the row"
     if label is None:
         raise missing_label(column, where, hint)
     if label in labels or not labels:
         return label
-    same = [known for known in labels if canonical_label(known) == canonical_label(label)]
-    similar = [known for known in labels if folded_label(known) == folded_label(label)]
-    if join and not same:
-        same = similar
-    if len(same) == 1 or accept:
-        return same[0] if len(same) == 1 else label
-    close = similar or misspelt_labels(label, labels)
-    suggestion = "".join(f"did you mean {name!r}? " for name in close[:1])
-    if len(similar) == 1:
+    equal_labels = [name for name in labels if canonical_label(name) == canonical_label(label)]
+    similar_names = [name for name in labels if folded_label(name) == folded_label(label)]
+    if join and not equal_labels:
+        equal_labels = similar_names
+    if len(equal_labels) == 1:
+        return equal_labels[0]
+    if accept:
+        return label
+    candidates = similar_names or misspelt_labels(label, labels)
+    suggestion = f"did you mean {candidates[0]!r}? " if candidates else ""
+    if len(similar_names) == 1:
         suggestion += "--join-labels reads it so; "
     raise BertworksError(f"the label {label!r} is not known", where=where, hint=suggestion + hint)
 
 
 def misspelt_labels(label: str, labels: Sequence[str]) -> list[str]:
-    """The label that may be meant by an unknown one, which has hardly more than a wrong letter; []: none.
+    """Return [the known label that an unknown one with hardly more than a wrong letter may mean], or [].
 
     Short names that differ in one letter of three, as HUM and NUM, are two labels.
     """
@@ -257,32 +262,38 @@ def canonical_label(label: str) -> str:
 
 
 def folded_label(label: str) -> str:
-    """What labels have in common that differ only in case, width or spaces: pos, Pos and full-width ｐｏｓ."""
-    visible = "".join(character for character in label if unicodedata.category(character) != "Cf")
-    return " ".join(unicodedata.normalize("NFKC", canonical_label(visible)).casefold().split())
+    """Return the same text for labels that differ only in case, width or spaces, as pos, Pos and full-width ｐｏｓ."""
+    visible_text = "".join(character for character in label if unicodedata.category(character) != "Cf")
+    return " ".join(unicodedata.normalize("NFKC", canonical_label(visible_text)).casefold().split())
 
 
 def spellings_of_classes(counts: Mapping[str, int], *, join: bool) -> dict[str, dict[str, int]]:
-    """The classes of a file: the most frequent spelling of each, with the counts of all of its spellings. Of equally
-    frequent ones the shortest names the class.
+    """Return the classes of a file: for each the counts of all of its spellings, the most frequent spelling first.
 
-    join: labels are one class as `folded_label` says; else only as `canonical_label` says.
+    That spelling is also the name of the class. Of equally frequent spellings it is the shortest.
+
+    Args:
+        counts: the number of rows of each label.
+        join: whether labels are one class that `folded_label` makes equal; else only those that `canonical_label`
+            makes equal.
     """
     groups: dict[str, dict[str, int]] = {}
     for label, count in counts.items():
-        groups.setdefault(folded_label(label) if join else canonical_label(label), {})[label] = count
+        key = folded_label(label) if join else canonical_label(label)
+        groups.setdefault(key, {})[label] = count
     classes = {}
     for spellings in groups.values():
-        ordered = sorted(spellings, key=lambda label: (-spellings[label], len(label), label))
-        classes[ordered[0]] = {label: spellings[label] for label in ordered}
+        ordered_spellings = sorted((-count, len(label), label) for label, count in spellings.items())
+        name = ordered_spellings[0][2]
+        classes[name] = {label: spellings[label] for _, _, label in ordered_spellings}
     return classes
 
 
 def similar_labels(counts: Mapping[str, int]) -> list[str]:
     """Classes that differ only in case, width or spaces, each group in words: "'pos' (12) and 'Pos' (3)"."""
     groups = spellings_of_classes(counts, join=True).values()
-    several = [group for group in groups if len(group) > 1]
-    return [" and ".join(f"{label!r} ({count:,})" for label, count in group.items()) for group in several]
+    similar_groups = [group for group in groups if len(group) > 1]
+    return [" and ".join(f"{label!r} ({count:,})" for label, count in group.items()) for group in similar_groups]
 
 
 def as_number(value: Any, decimal: str = ".") -> float:
@@ -404,13 +415,14 @@ class Column:
     @property
     def is_constant(self) -> bool:
         """Whether at least half of many rows have the same value, as a field that is not in use."""
-        most = max(self.values.values(), default=0)
-        return self.filled >= _MANY_ROWS and 2 * most >= self.filled
+        largest_count = max(self.values.values(), default=0)
+        return self.filled >= _MANY_ROWS and 2 * largest_count >= self.filled
 
     def holds_codes(self) -> bool:
         """Whether the values are dates, ids, paths, addresses or numbers, not language."""
-        is_numbered = self.known_name not in KNOWN_NAMES and self.holds(NUMBERED)
-        return is_numbered or (not self.is_listed and self.part_of(is_code) >= MOST)
+        if self.known_name not in KNOWN_NAMES and self.holds(NUMBERED):
+            return True
+        return not self.is_listed and self.part_of(is_code) >= MOST
 
     def holds_single_words(self) -> bool:
         """Whether the values are single words or names without a space, as those of users."""

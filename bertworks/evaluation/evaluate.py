@@ -249,8 +249,11 @@ def evaluate_sts(
         return {name: sums[name].value for name in ("pearson", "spearman")}
 
     result: dict[str, Any] = {"rows": len(pairs), "notes": notes, **truncation.as_dict()}
-    result |= {"none": scores("none"), "center": scores("center")}
-    return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
+    result["none"] = scores("none")
+    result["center"] = scores("center")
+    if moments.can_whiten:
+        result["whiten"] = scores("whiten")
+    return result
 
 
 def evaluate_task(
@@ -281,34 +284,45 @@ def evaluate_task(
     """
     refuse_unwritable(errors)
     predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
-    d, empty = predictor.description, IssueCounter()
+    d = predictor.description
+    empty_rows = IssueCounter()
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = _labelled(reader, d, text, label)
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
-    rows = list(items(reader, replace(schema, any_label=True), left_out=empty))
+    rows = list(items(reader, replace(schema, any_label=True), left_out=empty_rows))
     require(rows, "no row has a text and a label", reader.name, "name another file, or --text COLUMN")
     d, unknown = _with_labels_of(d, rows, schema.labels, reader.name)
     notes += _unknown_notes(unknown, schema.labels)
-    known = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
-    examples = predictor.reading.preview([item for item, trained in zip(rows, known) if trained])
+    # Rows of a regression have no label names; `unknown` is empty then.
+    has_known_labels = [not unknown or unknown.keys().isdisjoint(label_names(item)) for item in rows]
+    known_rows = [item for item, is_known in zip(rows, has_known_labels) if is_known]
+    examples = predictor.reading.preview(known_rows)
     copies = training_copies(predictor.folder, rows, d)
-    notes += [*reader.notes, *([copies.note] if copies.note else []), *(note.text for note in examples)]
+    notes += reader.notes
+    if copies.note:
+        notes.append(copies.note)
+    notes += [note.text for note in examples]
     for note in notes:
         on_note(note)
-    answers = predictor.answers(item if trained else item._replace(label=None) for item, trained in zip(rows, known))
-    results, truncation = list[tuple[Features, Answer]](), Truncation()
+    inputs = (item if is_known else item._replace(label=None) for item, is_known in zip(rows, has_known_labels))
+    answers = predictor.answers(inputs)
+    results: list[tuple[Features, Answer]] = []
+    truncation = Truncation()
     for item, (features, answer) in zip(rows, answers, strict=True):
         results.append((features._replace(item=item), answer))
         truncation.add_features(features, predictor.tokenizer)
-    found, wrong = task_results(d, *zip(*results, strict=True))
+    result, mistakes = task_results(d, *zip(*results, strict=True))
     if errors is not None:
-        write_errors(Path(errors), d, wrong)
+        write_errors(Path(errors), d, mistakes)
     if predictor.precision == "int8":
-        exact = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
-        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in exact])
-    found |= truncation.as_dict()
-    found |= {"rows_without_text": empty.count, "unknown_labels": unknown, "training_copies": copies.num_rows}
-    return found | {"notes": notes}
+        fp32_answers = predictor.in_fp32().answers(item._replace(label=None) for item in rows)
+        result["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in fp32_answers])
+    result.update(truncation.as_dict())
+    result["rows_without_text"] = empty_rows.count
+    result["unknown_labels"] = unknown
+    result["training_copies"] = copies.num_rows
+    result["notes"] = notes
+    return result
 
 
 def _with_labels_of(
@@ -329,11 +343,22 @@ def _with_labels_of(
 
 
 def _unknown_notes(unknown: Mapping[str, int], known: Sequence[str]) -> list[str]:
-    """A note on the labels that the model was not trained on: at most 5, with the known one that may be meant."""
-    close = {name: misspelt_labels(name, known) for name in list(unknown)[:5]}
-    names = [f"{name!r} ({unknown[name]:,}{''.join(f', did you mean {n!r}?' for n in close[name])})" for name in close]
-    what = f"{len(unknown):,} label{'s' * (len(unknown) != 1)} never trained, rows that count as mistakes"
-    return [f"{what}: {', '.join(names)}{', ...' * (len(unknown) > 5)}"] if unknown else []
+    """Return a note on the labels that the model was not trained on: at most 5, with the known one that may be meant.
+
+    Args:
+        unknown: the number of rows of each of these labels.
+        known: the labels of the model.
+    """
+    if not unknown:
+        return []
+    descriptions = []
+    for name in list(unknown)[:5]:
+        suggestion = "".join(f", did you mean {label!r}?" for label in misspelt_labels(name, known))
+        descriptions.append(f"{name!r} ({unknown[name]:,}{suggestion})")
+    if len(unknown) > 5:
+        descriptions.append("...")
+    labels = "1 label" if len(unknown) == 1 else f"{len(unknown):,} labels"
+    return [f"{labels} never trained, rows that count as mistakes: {', '.join(descriptions)}"]
 
 
 def _labelled(

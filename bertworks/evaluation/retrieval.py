@@ -203,9 +203,13 @@ def evaluate_retrieval(
 
 
 def evaluate_pairs(
-    model: str | Path, files: Sequence[str | Path], *, languages: Sequence[str] = (), device: str = "auto",
+    model: str | Path,
+    files: Sequence[str | Path],
+    *,
+    languages: Sequence[str] = (),
+    device: str = "auto",
     on_note: Callable[[str], None] = no_notes,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """How often the nearest sentence among all on the other side is the translation (P@1), in both directions, by the
     cosine of vectors: the mean over tokens and layers. Without a trained vector space; chance is 1 / pairs.
 
@@ -223,40 +227,55 @@ def evaluate_pairs(
         truncated, truncated_tokens and truncated_share (how many texts were longer than the model reads, and how much
         of them was left out).
     """
-    names = [*languages]
-    truncation = Truncation()
-    expect(len(names) in (0, 2), f"{len(names)} languages: expected those of the two sides, or none")
+    expect(len(languages) in (0, 2), f"{len(languages)} languages: expected those of the two sides, or none")
     translations = read_translations(files)
     for note in translations.notes():
         on_note(note)
-    pairs = translations.pairs
-    sides = []
-    for texts, name in zip(zip(*pairs, strict=True), names or ["", ""], strict=True):
-        source = LazyModel(model, device, name)
-        encoder, longest = source.network(Encoder, "encoder."), source.config.max_position_embeddings
+    truncation = Truncation()
+    vectors_of_sides = []
+    for texts, language in zip(zip(*translations.pairs, strict=True), languages or ["", ""], strict=True):
+        source = LazyModel(model, device, language)
+        vectors_of_sides.append(_mean_vectors(source, texts, truncation))
+    first, second = vectors_of_sides
+    hits = {"forward": _nearest_is_translation(first, second), "backward": _nearest_is_translation(second, first)}
+    result: dict[str, Any] = {"pairs": len(translations.pairs)}
+    for name, of_pairs in hits.items():
+        result[name] = float(of_pairs.mean())
+    result["intervals"] = {
+        name: wilson_interval(float(of_pairs.sum()), len(of_pairs)) for name, of_pairs in hits.items()
+    }
+    result["correct"] = {name: of_pairs.tolist() for name, of_pairs in hits.items()}
+    result.update(truncation.as_dict())
+    return result
 
-        def compute(batch: Batch, encoder: Encoder = encoder) -> Tensor:
-            states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[1:]
-            return batch.layout.mean(torch.stack(states, 1)).mean(1)
 
-        encoded = list(source.tokenizer.encode_each(list(texts), max_length=longest))
-        room = longest - source.tokenizer.template.num_special()
-        for encoding in encoded:
-            truncation.add(room, encoding.num_truncated)
-        units = [[Example(np.array(one.ids), np.array(one.type_ids), {})] for one in encoded]
-        sides.append(normalized(np.concatenate(compute_each(encoder, compute, units, (source.config.hidden_size,)))))
-    first, second = sides
+def _mean_vectors(source: LazyModel, texts: Sequence[str], truncation: Truncation) -> Vectors:
+    """Return the normalized vector of each text, the mean over its tokens and all layers.
 
-    def found(a: Vectors, b: Vectors) -> NDArray[np.bool_]:
-        nearest = [(a[n : n + 1024] @ b.T).argmax(1) for n in range(0, len(a), 1024)]
-        return np.concatenate(nearest) == np.arange(len(a))  # type: ignore[no-any-return]
+    Args:
+        truncation: the texts are counted there.
+    """
+    encoder = source.network(Encoder, "encoder.")
+    longest = source.config.max_position_embeddings
 
-    correct = {"forward": found(first, second), "backward": found(second, first)}
-    figures = {name: float(hits.mean()) for name, hits in correct.items()}
-    intervals = {name: wilson_interval(float(hits.sum()), len(hits)) for name, hits in correct.items()}
-    shown = {name: hits.tolist() for name, hits in correct.items()}
-    result = {"pairs": len(pairs), **figures, "intervals": intervals, "correct": shown}
-    return result | truncation.as_dict()
+    def compute(batch: Batch) -> Tensor:
+        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[1:]
+        return batch.layout.mean(torch.stack(states, 1)).mean(1)
+
+    encodings = list(source.tokenizer.encode_each(list(texts), max_length=longest))
+    room = longest - source.tokenizer.template.num_special()
+    units: list[list[Example]] = []
+    for encoding in encodings:
+        truncation.add(room, encoding.num_truncated)
+        units.append([Example(np.array(encoding.ids), np.array(encoding.type_ids), {})])
+    batches = compute_each(encoder, compute, units, (source.config.hidden_size,))
+    return normalized(np.concatenate(batches))
+
+
+def _nearest_is_translation(queries: Vectors, candidates: Vectors) -> NDArray[np.bool_]:
+    """Return for each query whether the candidate with the same number is the nearest of all."""
+    nearest = [(queries[n : n + 1024] @ candidates.T).argmax(1) for n in range(0, len(queries), 1024)]
+    return np.concatenate(nearest) == np.arange(len(queries))  # type: ignore[no-any-return]
 
 
 def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:

@@ -30,8 +30,8 @@ _DATA_FIELDS = ("data", "dev", "group", "validation", "fold", "folds", "near_cop
 class TrainingCopies(NamedTuple):
     """The rows that are copies or near-copies of training rows.
 
-    num_rows: how many; None: the training data is not known.
-    note: the same for people; "": there is nothing to say.
+    num_rows: the number of these rows; None if the training data is not known.
+    note: a sentence about them for people, or "" if the model was not trained by bertworks.
     """
 
     num_rows: int | None
@@ -60,33 +60,40 @@ def training_copies(folder: Path, rows: Sequence[Item], d: TaskConfig) -> Traini
         return TrainingCopies(None, f"{unknown}: {error}")
     except (TypeError, ValueError, KeyError, AttributeError):  # a field is missing, unknown, or of another type
         return TrainingCopies(None, f"{unknown}: run.json holds no request that this version reads")
-    found = _copies_among(train, rows, d)
-    if not found.count:
+    copies = _copies_among(train, rows, d)
+    if not copies.count:
         return TrainingCopies(0, f"no row is a copy or a near-copy of one in the training data {name}")
-    share = f"{found.count:,} of the {len(rows):,} rows ({found.count / len(rows):.1%})"
-    what = f"are copies or near-copies of rows in the training data ({', '.join(found.places[:2])})"
-    return TrainingCopies(found.count, f"WARNING: {share} {what}: the figures are too good")
+    share = f"{copies.count:,} of the {len(rows):,} rows ({copies.count / len(rows):.1%})"
+    what = f"are copies or near-copies of rows in the training data ({', '.join(copies.places[:2])})"
+    return TrainingCopies(copies.count, f"WARNING: {share} {what}: the figures are too good")
 
 
 def _request_of(folder: Path) -> dict[str, Any] | None:
     """Return the stored request of the fine-tuning that made a model folder, or None."""
-    if (stored := stored_request(folder)) is None and folder.parent.name == TASKS:
-        joint = stored_request(folder.parent.parent) or {}
-        stored = joint.get("joint", {}).get(folder.name)
-    return stored if stored and isinstance(stored.get("data"), str) and "data_sha256" in stored else None
+    stored = stored_request(folder)
+    if stored is None and folder.parent.name == TASKS:  # the folder of a task of a joint fine-tuning
+        joint_request = stored_request(folder.parent.parent) or {}
+        stored = joint_request.get("joint", {}).get(folder.name)
+    if not stored or not isinstance(stored.get("data"), str) or "data_sha256" not in stored:
+        return None
+    return stored
 
 
 def _data_request(stored: Mapping[str, Any]) -> FinetuneRequest | None:
     """Return the request for the data alone, or None if the data is not on this machine as it was then."""
-    if any(url_of(path) for path in (stored["data"], stored.get("dev")) if path) or not Path(stored["data"]).exists():
+    paths = [path for path in (stored["data"], stored.get("dev")) if path]
+    if any(url_of(path) for path in paths) or not Path(stored["data"]).exists():
         return None
-    named = {name: stored[name] for name in _DATA_FIELDS if name in stored}
-    named |= {name: tuple(stored.get(name) or ()) for name in ("text", "label")}
-    named["near_copies"] = bool(stored.get("near_copies"))
-    request = FinetuneRequest(**named, read=ReadOptions(**stored.get("read", {})))
+    fields = {name: stored[name] for name in _DATA_FIELDS if name in stored}
+    fields["text"] = tuple(stored.get("text") or ())
+    fields["label"] = tuple(stored.get("label") or ())
+    fields["near_copies"] = bool(stored.get("near_copies"))
+    request = FinetuneRequest(**fields, read=ReadOptions(**stored.get("read", {})))
     if request.dev is not None:  # then all rows of the data are training rows
         request = replace(request, dev=None, validation="folds", fold=None)
-    return request if request.content().get("data_sha256") == stored["data_sha256"] else None
+    if request.content().get("data_sha256") != stored["data_sha256"]:
+        return None
+    return request
 
 
 def _training_rows(folder: Path, request: FinetuneRequest, d: TaskConfig) -> list[Item]:
@@ -95,7 +102,8 @@ def _training_rows(folder: Path, request: FinetuneRequest, d: TaskConfig) -> lis
     Raises:
         BertworksError: the data cannot be read.
     """
-    trials = read_json(folder / "trials.json")["trials"] if (folder / "trials.json").exists() else []
+    trials_file = folder / "trials.json"
+    trials = read_json(trials_file)["trials"] if trials_file.exists() else []
     if any(trial.get("fold") is not None for trial in trials):
         request = replace(request, validation="folds", fold=None)
     return read_data(
@@ -113,12 +121,15 @@ def _training_rows(folder: Path, request: FinetuneRequest, d: TaskConfig) -> lis
 
 
 def _copies_among(train: Sequence[Item], rows: Sequence[Item], d: TaskConfig) -> IssueCounter:
+    """Count the rows that are copies or near-copies of training rows; the places name both rows."""
     keys = near_copies_of_rows(compared_texts([*train, *rows], d.task))
     first_rows: dict[Hashable, Item] = {}
     for key, item in zip(keys, train):
         first_rows.setdefault(key, item)
-    found = IssueCounter()
+    copies = IssueCounter()
     for key, item in zip(keys[len(train) :], rows, strict=True):
         if key in first_rows:
-            found.add(f"{item.where.rpartition('/')[2]} = {first_rows[key].where.rpartition('/')[2]}")
-    return found
+            place = item.where.rpartition("/")[2]
+            training_place = first_rows[key].where.rpartition("/")[2]
+            copies.add(f"{place} = {training_place}")
+    return copies

@@ -166,8 +166,9 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
         BertworksError: a sentence without a token that can be predicted.
     """
     t = model.tokenizer
-    start, number = list(t.template.prefix) or model.start_ids, 0
+    start = list(t.template.prefix) or model.start_ids
     first = len(start) or 1
+    number = 0
     for texts in chunk_by_size(sentences, AT_ONCE, lambda _: 1):
         sequences = [np.array([*start, *ids], np.int64) for ids in t.ids(texts)]
         for text, ids in zip(texts, sequences, strict=True):
@@ -176,11 +177,11 @@ def log_likelihoods(model: CausalModel, sentences: Iterable[str]) -> Iterator[Sc
             what = f"sentence {number} has no tokens{'' if start else ' to predict'}: {text[:60]!r}"
             require(len(ids) > first, what, "", hint)
         windows = [list(_windows(ids, first, model.longest)) for ids in sequences]
-        units = [[window] for of_text in windows for window in of_text]
+        units = [[window] for windows_of_text in windows for window in windows_of_text]
         compute = partial(_label_log_probabilities, model)
         results = iter(compute_each(model.encoder, compute, units, (), model.precision))
-        for text, ids, of_text in zip(texts, sequences, windows, strict=True):
-            values = np.concatenate([next(results) for _ in of_text]).astype(np.float64)
+        for text, ids, windows_of_text in zip(texts, sequences, windows, strict=True):
+            values = np.concatenate([next(results) for _ in windows_of_text]).astype(np.float64)
             yield make_score(text, [t.tokens[n] for n in ids[first:]], values, "log_likelihood")
 
 
@@ -193,7 +194,8 @@ def _windows(ids: Ids, first: int, longest: int) -> Iterator[Example]:
         tokens = ids[begin:end]
         target = Target(labels - 1 - begin, ids[labels])
         yield Example(tokens, np.zeros_like(tokens), {"next_token": target})
-        first, begin = end + 1, end - longest // 2
+        first = end + 1
+        begin = end - longest // 2
 
 
 def _label_log_probabilities(model: CausalModel, batch: Batch) -> Tensor:

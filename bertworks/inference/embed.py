@@ -93,6 +93,11 @@ def normalized(x: Vectors) -> Vectors:
     return np.asarray(np.divide(x, lengths, dtype=np.float32))
 
 
+def _num_characters(text: object) -> int:
+    """Return the length of a text; 0 for another object, which `Embedder.units` refuses."""
+    return len(text) if isinstance(text, str) else 0
+
+
 class Embedder:
     """A loaded model that computes vectors of texts.
 
@@ -160,22 +165,24 @@ class Embedder:
     def embed_and_count(
         self, texts: Iterable[str], *, prompt: str | None = None, counts: Truncation | None = None
     ) -> tuple[Vectors, Truncation]:
-        """The vectors, as `embed`; and how many texts were truncated, and how much of them was left out.
+        """Return the vectors, as `embed`, and how many texts were truncated and how much of them was left out.
 
-        counts: of earlier calls; None: there are none.
+        Args:
+            counts: the counts of earlier calls, to which those of this call are added.
 
         Raises:
-            UsageError: not strings."""
+            UsageError: not strings.
+        """
         texts = list(texts_of(texts, "embed([text])[0]"))
         counts = Truncation() if counts is None else counts
         longest = self.settings.max_length or self.tokenizer.model_max_length
         room = longest - self.tokenizer.template.num_special()
         vectors = [np.zeros((0, self.dimension), np.float32)]
-        for part in predict.portions(texts, lambda text: len(text) if isinstance(text, str) else 0):
-            found, truncated = self.portion(part, prompt)
-            vectors.append(found)
-            for tokens in truncated:
-                counts.add(room, tokens)  # a truncated text fills the room
+        for portion_texts in predict.portions(texts, _num_characters):
+            portion_vectors, truncated_tokens = self.portion(portion_texts, prompt)
+            vectors.append(portion_vectors)
+            for num_truncated in truncated_tokens:
+                counts.add(room, num_truncated)  # a truncated text fills the room
         return np.concatenate(vectors), counts
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:

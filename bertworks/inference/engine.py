@@ -192,7 +192,8 @@ class LazyModel(model_folder.ModelFolder):
     def state(self) -> dict[str, Tensor]:
         """The parameters under our names, float32, on the device. They are copies: the file may change. Matrices are
         stored by columns: a CPU then multiplies few rows in two thirds of the time."""
-        device, state = choose_device(self.device), self.load_state()
+        device = choose_device(self.device)
+        state = self.load_state()
 
         def copied(name: str, tensor: Tensor) -> Tensor:
             if tensor.ndim != 2 or ".embeddings." in name:

@@ -187,9 +187,13 @@ class _Prediction(NamedTuple):
 
 
 def explain(
-    model: str | Path | LazyModel, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask",
-    device: str = "auto", is_wanted: Callable[[], bool] | None = None,
-) -> Explanation:  # fmt: skip
+    model: str | Path | LazyModel,
+    *texts: str,
+    target: str | None = None,
+    baseline: Literal["mask", "pad"] = "mask",
+    device: str = "auto",
+    is_wanted: Callable[[], bool] | None = None,
+) -> Explanation:
     """Explain a prediction: integrated gradients and occlusion of the words, attention of every head, similarity of
     the tokens after every layer, and who reads whom.
 
@@ -203,8 +207,8 @@ def explain(
         target: what to explain instead of the prediction: a label; a word, for tags and replaced words; another token
             for [MASK].
         baseline: the token that stands for "no information": [MASK], or [PAD].
-        is_wanted: called before each batch of copies of the text; the computation ends when it is false. None: it
-            runs to its end.
+        is_wanted: called before each batch of copies of the text; the computation ends when it returns false. With None
+            it runs to its end.
 
     Raises:
         UnwantedError: the explanation is not wanted any more.

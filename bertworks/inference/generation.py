@@ -95,7 +95,7 @@ class SamplingOptions:
         expect(not (has_options and self.sampling == "model"), what, hint="leave --sampling out, or the others")
 
     def of_model(self, generation: GenerationConfig) -> "SamplingOptions":
-        """These options; with `sampling` "model", those of its generation_config.json.
+        """Return these options, or with `sampling` "model" those of the model's generation_config.json.
 
         Raises:
             BertworksError: the file asks for what is not computed here.

@@ -146,10 +146,12 @@ class Filler:
             top_tokens: [2, k], probabilities and tokens.
             sequence, text: whether the fillings have these fields, each as long as the text.
         """
-        t, position = self.tokenizer, int(masked.masks[number])
+        t = self.tokenizer
+        position = int(masked.masks[number])
         begin, end = masked.offsets[position].tolist()
         mask = masked.text[begin:end]  # a space may belong to the mask
-        ids, fillings = masked.ids.tolist(), list[Filling]()
+        ids = masked.ids.tolist()
+        fillings: list[Filling] = []
         scores, tokens = top_tokens.tolist()
         for score, token in zip(scores, map(int, tokens), strict=True):
             word = t.decode([token], skip_special_tokens=False)

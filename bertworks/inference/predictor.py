@@ -268,10 +268,10 @@ class Predictor:
         answers = self.answers(self._items(texts))
         predictions = []
         for features, answer in answers:
-            shown = fields[features.item.raw].select(answer)
+            prediction = fields[features.item.raw].select(answer)
             if features.num_truncated:
-                shown["truncated_tokens"] = features.num_truncated
-            predictions.append(shown)
+                prediction["truncated_tokens"] = features.num_truncated
+            predictions.append(prediction)
         return predictions
 
     @property

@@ -216,9 +216,11 @@ def format_metrics(figures: Mapping[str, Any], intervals: Intervals | None = Non
     """Metrics in one line, with their intervals if they are known. positive: see `metric_name`."""
     if not figures:
         return "nothing was evaluated"
-    shown = {"loss": f"{figures['loss']:.3f}"} if "loss" in figures else {}
-    shown |= titled_metrics(figures, intervals, positive)
-    return ", ".join(f"{title} {figure}" for title, figure in shown.items())
+    texts: dict[str, str] = {}
+    if "loss" in figures:
+        texts["loss"] = f"{figures['loss']:.3f}"
+    texts.update(titled_metrics(figures, intervals, positive))
+    return ", ".join(f"{title} {text}" for title, text in texts.items())
 
 
 def titled_metrics(
@@ -226,14 +228,20 @@ def titled_metrics(
 ) -> dict[str, str]:
     """Metrics in words, by title. positive: see `metric_name`."""
     names = [name for name in NAMES if name in figures]
-    around = intervals or {}
-    return {metric_name(name, positive): format_score(name, figures[name], around.get(name)) for name in names}
+    intervals = intervals or {}
+    return {metric_name(name, positive): format_score(name, figures[name], intervals.get(name)) for name in names}
 
 
 def metric_name(metric: str, positive: str | None = None) -> str:
-    """The name of a metric in words. positive: of two classes the one whose F1 is reported; None: there are not two."""
+    """Return the name of a metric in words.
+
+    Args:
+        positive: the class whose F1 is reported, if there are two classes; else None.
+    """
     name = NAMES.get(metric, metric)
-    return f"{name} of {positive!r}" if metric == "f1" and positive is not None else name
+    if metric == "f1" and positive is not None:
+        return f"{name} of {positive!r}"
+    return name
 
 
 def format_score(metric: str, value: float, interval: Sequence[float] | None = None, sign: str = "") -> str:
@@ -254,12 +262,17 @@ MAX_POINTS = 1000  # of gold and predicted numbers
 def task_results(
     d: TaskConfig, encoded: Sequence[Features], answers: Sequence[Answer]
 ) -> tuple[dict[str, Any], list["Mistake"]]:
-    """Metrics and their intervals, `table`s of parts, the number of mistakes and their most frequent kinds, `positive`
-    (the class whose F1 is among the metrics) and `never_found` (see there); and all mistakes."""
+    """Return the results of an evaluation, and all mistakes.
+
+    The results are metrics and their intervals, `table`s of parts, the number of mistakes and their most frequent
+    kinds, `positive` (the class whose F1 is among the metrics) and `never_found` (see the function of this name).
+    """
     items = [features.item for features in encoded]
-    wrong, sums = mistakes(d, items, answers), row_sums(d, items, answers)
-    names, parts = metrics_of(d.task, d.labels, d.bare_types), table(d, encoded, answers)
-    return {
+    wrong_answers = mistakes(d, items, answers)
+    sums = row_sums(d, items, answers)
+    names = metrics_of(d.task, d.labels, d.bare_types)
+    parts = table(d, encoded, answers)
+    results = {
         "task": d.task,
         "rows": len(items),
         "positive": d.positive_label,
@@ -267,28 +280,33 @@ def task_results(
         "intervals": {name: interval_of(d, items, sums[name], name) for name in names},
         "table": parts,
         "never_found": never_found(parts) if d.task == "classification" else {},
-        "mistakes": len(wrong),
-        "frequent": frequent(wrong),
-    }, wrong
+        "mistakes": len(wrong_answers),
+        "frequent": frequent(wrong_answers),
+    }
+    return results, wrong_answers
 
 
 def never_found(parts: Mapping[str, Mapping[str, float]]) -> dict[str, int]:
-    """The labels that the rows have, and that the model predicts of none of these rows; and the number of the rows.
+    """Return the labels of which the model finds no row, with the number of their rows.
 
-    parts: the `table` of a classification.
+    Args:
+        parts: the `table` of a classification.
     """
     return {name: int(row["support"]) for name, row in parts.items() if row["support"] and not row["recall"]}
 
 
 def format_never_found(labels: Mapping[str, int]) -> str:
-    """The labels of `never_found` in a sentence; "": there are none."""
+    """Return a sentence about the labels of `never_found`, or "" if there are none."""
     if not labels:
         return ""
     if len(labels) == 1:
         [(name, count)] = labels.items()
         rows = f"any of the {count:,} rows" if count > 1 else "the only row"
         return f"the model does not find {rows} of {name!r}"
-    names = some_names(f"{name!r} ({count:,} row{'s' * (count > 1)})" for name, count in labels.items())
+    descriptions = [
+        f"{name!r} (1 row)" if count == 1 else f"{name!r} ({count:,} rows)" for name, count in labels.items()
+    ]
+    names = some_names(descriptions)
     return f"the model does not find any row of {len(labels):,} labels: {names}"
 
 

@@ -158,10 +158,12 @@ def _read_folder(source: ModelFolder) -> _Source:
         documents = [name for name in MODEL_DOCUMENTS if name != "README.md"]
     names = [name for name in (*documents, GENERATION_FILE, *kept_files) if (folder / name).is_file()]
     copied = [name for name in names if root in (folder / name).resolve().parents]
-    known = [*_READ, *copied, *(["2_Normalize/config.json", *module_files(folder)] if sentence else [])]
+    read_files = [*_READ, *copied]
+    if sentence:
+        read_files += ["2_Normalize/config.json", *module_files(folder)]
     if inner != folder:
-        known += [f"{inner.name}/{name}" for name in (*_READ, "sentence_*_config.json")]
-    _, unread = split_files(folder, known)
+        read_files += [f"{inner.name}/{name}" for name in (*_READ, "sentence_*_config.json")]
+    _, unread = split_files(folder, read_files)
     left_out = {
         "the weights are float32 now; they were": sorted(others),
         "left out of the weights, as counters or copies:": redundant,

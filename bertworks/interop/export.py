@@ -303,10 +303,10 @@ def _export(
                 f"{before / took:.2f} times as fast")  # fmt: skip
     if data is not None:
         for name, model in (("figures_ours", source.model.folder), ("figures", folder)):
-            found = evaluate_task(model, data, device="cpu", precision="fp32")
-            results[name] = found["figures"]
-        after = format_metrics(results["figures"], positive=found["positive"])
-        before_export = format_metrics(results["figures_ours"], positive=found["positive"])
+            evaluation = evaluate_task(model, data, device="cpu", precision="fp32")
+            results[name] = evaluation["figures"]
+        after = format_metrics(results["figures"], positive=evaluation["positive"])
+        before_export = format_metrics(results["figures_ours"], positive=evaluation["positive"])
         yield Event("note", f"{data}: {after}; before the export {before_export}")
     card = with_tokenizer_note(_card(source, theirs, results), source.model.tokenizer)
     write_text(folder / "README.md", card)

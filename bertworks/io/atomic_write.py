@@ -58,15 +58,14 @@ def url_of(path: object) -> str | None:
     return f"{match[1]}://{str(path)[match.end() :]}" if match else None
 
 
-def _refuse_password(scheme: str, rest: str) -> None:
+def _refuse_password(scheme: str, address: str) -> None:
     """Raise UsageError for USER:PASSWORD@HOST in a URL, without the password: messages are logged, and a request with
     these words would send it to another host. A secret key may have slashes."""
-    before, at, host = rest.rpartition("@")
+    before, at_sign, host = address.rpartition("@")
     is_name = ":" in before.partition("/")[0] or "/" not in before
-    if at and is_name:
-        hint = (
-            "leave it out, and give the access by the environment: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), "
-        )
+    if at_sign and is_name:
+        hint = "leave it out, and give the access by the environment: "
+        hint += "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (s3), "
         hint += "GOOGLE_APPLICATION_CREDENTIALS (gs) or HF_TOKEN (hf)"
         raise UsageError("a URL with a name or a password", where=f"{scheme}://...@{host}", hint=hint)
 

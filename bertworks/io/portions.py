@@ -196,7 +196,7 @@ def refuse_finished(output: Path, overwrite: bool, file: str = "") -> None:
 
 
 def _state(path: Path) -> list[int] | None:
-    """What differs between a file or a folder and the one that replaces it; None: there is nothing."""
+    """Return a value that changes when a file or a folder is replaced by another one, or None if there is none."""
     if not path.exists():
         return None
     state = path.stat()

@@ -87,7 +87,8 @@ def in_ray(
     """
     with optional_import("--on ray", '"bertworks[ray]"'):
         import ray
-    if mine := not ray.is_initialized():
+    owns_connection = not ray.is_initialized()
+    if owns_connection:
         _connect(ray, address)
     need = {"num_cpus": threads, "num_gpus": min(gpus, 1)}
     task = ray.remote(max_retries=tries - 1, **need)(call)
@@ -95,7 +96,7 @@ def in_ray(
     is_client = address.startswith("ray://")  # it cannot see the head; Ray raises ConnectionError where that is lost
     head = None if is_client else ray.get_runtime_context().gcs_address
     # Errors of Ray itself, which are not those of a task.
-    lost = False
+    is_cluster_lost = False
     losses = (ray.exceptions.LocalRayletDiedError, ray.exceptions.RaySystemError, ConnectionError)
 
     def wait_for_result() -> Any:
@@ -123,21 +124,22 @@ def in_ray(
         for value in inputs:
             _check_head(head)
             pending[task.remote(maker, json.dumps(settings), value)] = value[:1]
-            kind, each = ("GPU", 1) if gpus else ("CPU", threads)
-            room = max(1, int(ray.cluster_resources().get(kind, 1) // each))
+            resource = "GPU" if gpus else "CPU"
+            units_of_task = 1 if gpus else threads
+            room = max(1, int(ray.cluster_resources().get(resource, 1) // units_of_task))
             while len(pending) >= 2 * min(room, workers or room):
                 yield result()
         while pending:
             yield result()
     except losses as error:
-        lost = True
-        pending.clear()  # the cluster that would cancel them is lost
+        is_cluster_lost = True
+        pending.clear()  # the cluster that would cancel them is is_cluster_lost
         what = _LOST.format(f"{type(error).__name__}: {_first_line(error)}")
         raise BertworksError(what, where=head or address, hint=_AFTER_LOSS) from error
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)
-        if mine and not lost:
+        if owns_connection and not is_cluster_lost:
             ray.shutdown()
 
 

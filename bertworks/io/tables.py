@@ -300,15 +300,18 @@ def choose_column(
     """
     if column is not None:
         return find_column(list(columns), name, column, option)
-    lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
-    languages = [key for key in columns if lengths[key] and key not in codes]
-    for candidates in (languages, [key for key in columns if lengths[key]]):
+    lengths: dict[str, float] = {}  # the mean length of the texts of each column
+    for key, values in columns.items():
+        lengths[key] = sum(len(as_text(value) or "") for value in values) / max(1, len(values))
+    filled_columns = [key for key in columns if lengths[key]]
+    language_columns = [key for key in filled_columns if key not in codes]
+    for candidates in (language_columns, filled_columns):
         usual = usual_column(candidates, TEXT_NAMES)
         if usual is not None:
             return usual
         texts = [key for key in candidates if lengths[key] >= _MIN_TEXT]
         if texts:
-            return max(texts, key=lambda key: lengths[key])
+            return max(texts, key=lengths.__getitem__)
     what = f"no column looks like text; the columns are: {', '.join(columns) or 'none'}"
     raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
 
@@ -395,8 +398,8 @@ def are_rows(data: Any) -> bool:
 
 
 def texts_of(data: Any, hint: str, what: str = "text") -> Iterable[str]:
-    """The texts in the argument of a public function: those of a list, an array, a generator or a column of a table;
-    or of the text column of a table (see `text_column_of`). A generator is read as the texts are needed.
+    """Return the texts in the argument of a public function: a list, an array, a generator, a column of a table, or a
+    table with a text column (see `text_column_of`). A generator is read as the texts are needed.
 
     Args:
         hint: what to type for one text.

@@ -40,8 +40,8 @@ class EncoderConfig:
     embedding_norm: layer norm over the sum of the embeddings.
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
     hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released code.
-    lm_head_act: the activation in the head that predicts masked tokens; "": hidden_act. The published RoBERTa and
-        ELECTRA always have "gelu" there.
+    lm_head_act: the activation in the head that predicts masked tokens; "" if it is hidden_act. The published RoBERTa
+        and ELECTRA always have "gelu" there.
     hidden_dropout, attention_dropout: probabilities of zeroing.
     embedding_dropout: after the embeddings (GPT-2); None: hidden_dropout.
     sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None: hidden_dropout.

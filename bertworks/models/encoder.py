@@ -51,7 +51,8 @@ class Embeddings(nn.Module):
         self.projection = Linear(width, c.hidden_size) if width != c.hidden_size else None
         self.scale = c.hidden_size**0.5 if c.embedding_scale else 1.0
         self.language = c.languages.index(c.language) if c.language else None
-        self.max_positions, self.dropout = c.max_position_embeddings, c.embedding_rate
+        self.max_positions = c.max_position_embeddings
+        self.dropout = c.embedding_rate
 
     def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> Tensor:
         """input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0 -> [T, hidden_size].
@@ -196,27 +197,35 @@ class Encoder(nn.Module):
         if cache is not None:
             cache.extend(layout)
         layout = layout.directed(self.config.direction)
-        states = [self.embeddings(input_ids, layout, token_type_ids)]
+        embeddings = self.embeddings(input_ids, layout, token_type_ids)
         # Without a norm over the embeddings they have the precision of the tables, which may be higher.
-        states = [states[0].to(self.compute_dtype or self.layers[0].attention_norm.weight.dtype)]
-        count, last = len(input_ids), len(input_ids if rows is None else rows)
-        pads_rows = self.pads_rows or compiles_sizes(states[0])
+        embeddings = embeddings.to(self.compute_dtype or self.layers[0].attention_norm.weight.dtype)
+        num_tokens = len(input_ids)
+        num_last = num_tokens if rows is None else len(rows)
+        pads_rows = self.pads_rows or compiles_sizes(embeddings)
         if pads_rows:
             pad = partial(pad_rows_to_bucket, pads_small=not torch.is_grad_enabled())
-            states, rows = [pad(states[0])], None if rows is None else pad(rows)
+            embeddings = pad(embeddings)
+            if rows is not None:
+                rows = pad(rows)
+        states = [embeddings]
         layers = self.layers
         for number, block in enumerate(layers):
-            of_rows, memory = rows if number == len(layers) - 1 else None, memories and memories[number]
-            given = states[-1], layout, of_rows, memory, cache and cache.layers[number]
+            rows_of_layer = rows if number == len(layers) - 1 else None
+            memory = memories and memories[number]
+            layer_cache = cache and cache.layers[number]
+            inputs = (states[-1], layout, rows_of_layer, memory, layer_cache)
             if self.gradient_checkpointing and self.training:
                 # With the parameters of now: in bf16 they are copies, which are gone when the block is computed again.
                 copies = dict(block.named_parameters())
-                states.append(checkpoint(functional_call, block, copies, given, use_reentrant=False))
+                states.append(checkpoint(functional_call, block, copies, inputs, use_reentrant=False))
             else:
-                states.append(block(*given))
+                states.append(block(*inputs))
         if self.norm is not None:
             states[-1] = self.norm(states[-1])
-        return [*(state[:count] for state in states[:-1]), states[-1][:last]] if pads_rows else states
+        if not pads_rows:
+            return states
+        return [*(state[:num_tokens] for state in states[:-1]), states[-1][:num_last]]
 
     def attention_maps(self, states: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """For each layer the attention probabilities [B, heads, max_seqlen, max_seqlen].

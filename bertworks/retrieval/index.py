@@ -367,8 +367,10 @@ def index_file(
     def groups(counter: IssueCounter) -> Iterator[list[tuple[Row, str]]]:
         return portions(((row, row_text(row, columns, counter)) for row in reader), lambda pair: len(pair[1]))
 
-    name, prompts = str(model or index.stored_model), DOCUMENT_PROMPTS  # workers open it, too
-    job, compute = in_bulk(bulk, folder, "index", reader, columns, index.embedder, name, device, prompts=prompts)
+    name = str(model or index.stored_model)  # workers open it, too
+    job, compute = in_bulk(
+        bulk, folder, "index", reader, columns, index.embedder, name, device, prompts=DOCUMENT_PROMPTS
+    )
     with ExitStack() as stack:
         is_finished = index.manifest.sources.get(source, (0, False))[1]
         if bulk and is_finished:
@@ -395,7 +397,7 @@ def _add_rows(
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
         if complete:
-            yield _done(index, f"{reader.name} is in the index already", replaced)
+            yield _done_event(index, f"{reader.name} is in the index already", replaced)
             return
         if done:
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
@@ -413,7 +415,7 @@ def _add_rows(
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
     yield from notes_on(reader, empty, "are left out")
-    yield _done(index, f"{done:,} rows of {reader.name}", replaced, truncated + index.truncation.truncated)
+    yield _done_event(index, f"{done:,} rows of {reader.name}", replaced, truncated + index.truncation.truncated)
 
 
 def _open_or_create(folder: Path, model: str | Path | None, device: str, part: str | None, **settings: Any) -> Index:
@@ -436,12 +438,27 @@ def _open_or_create(folder: Path, model: str | Path | None, device: str, part: s
     return index
 
 
-def _done(index: Index, what: str, replaced: int, truncated: int = 0) -> Event:
-    """The last event. truncated: how many of the new documents are longer than the model reads."""
-    more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
-    more += f"; {truncated:,} texts were truncated" if truncated else ""
-    fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced, "truncated": truncated}
-    return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
+def _done_event(index: Index, what: str, num_replaced: int, num_truncated: int = 0) -> Event:
+    """Return the last event.
+
+    Args:
+        what: what is in the index now, for people.
+        num_replaced: how many documents of the index were replaced.
+        num_truncated: how many of the new documents are longer than the model reads.
+    """
+    parts = [what]
+    if num_replaced:
+        parts.append(f"{num_replaced:,} replaced documents with the same id")
+    if num_truncated:
+        parts.append(f"{num_truncated:,} texts were truncated")
+    parts.append(f"{len(index):,} documents")
+    fields = {
+        "index": str(index.folder),
+        "documents": len(index),
+        "replaced": num_replaced,
+        "truncated": num_truncated,
+    }
+    return Event("done", f"{index.folder}: {'; '.join(parts)}", fields)
 
 
 def _document_columns(reader: RowReader, text: Sequence[str]) -> tuple[tuple[str, ...], str]:

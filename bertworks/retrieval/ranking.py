@@ -69,18 +69,18 @@ def matches_of(query: str, text: str, language: str | None = None) -> list[tuple
 
 
 def places_of(
-    words: Set[str], text: str, language: str | None = None, most: int | None = None
+    words: Set[str], text: str, language: str | None = None, max_matches: int | None = None
 ) -> list[tuple[int, int]]:
     """Where words are in a text: start and end of each match, in characters.
 
     Args:
         words: as `query_words` gives them.
-        most: matches that are needed: the text is not read after them. None: all.
+        max_matches: how many matches are returned: the text is not read after them. None returns all.
     """
     spans = list[tuple[int, int]]()
     for match in _WORD.finditer(text):
-        if most is not None and len(spans) >= most:
-            return spans[:most]
+        if max_matches is not None and len(spans) >= max_matches:
+            return spans[:max_matches]
         start, end = match.span()
         width = end - start if match[1] is None or end - start == 1 else 2
         for first in range(start, end - width + 1):

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from bertworks.batching.features import Features
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import Model
 from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.datasets.schema import Item
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
@@ -59,7 +60,10 @@ _ENCODER_WORK, _MAX_ENCODED = 5e11, 100_000  # tokens times parameters, tokens o
 HELD_OUT_WORK = 2  # times this for the rows that are predicted
 _LONGEST_TEXT = 1 << 19  # characters of a text in a bag of words: its words take fifty times the memory
 _AT_ONCE = 1 << 12  # words of which features are in memory
-_MAX_FEATURES, _MAX_ITERATIONS, _MIN_ITERATIONS, _FOLDS = 50_000, 100, 30, 3
+_MAX_FEATURES = 50_000
+_MAX_ITERATIONS = 100
+_MIN_ITERATIONS = 30
+_FOLDS = 3
 
 
 class FrozenEncoder:
@@ -239,36 +243,45 @@ def _trivial(train: Sequence[Features], count: int, d: TaskConfig) -> Logits:
 
 
 def _linear(
-    d: TaskConfig, train: Sequence[Features], pair: Sequence[Any], strength: float = 0.0,
+    d: TaskConfig,
+    train: Sequence[Features],
+    pair: Sequence[Any],
+    strength: float = 0.0,
     iterations: int = _MAX_ITERATIONS,
-) -> Logits:  # fmt: skip
+) -> Logits:
     """The logits of a linear model for new rows.
 
     Args:
         pair: features of the training rows and of the new ones, as NumPy or SciPy matrices; the new ones may be an
             iterator over blocks.
         strength: of SciPy matrices, the inverse of the penalty.
-        iterations: of SciPy matrices, the most iterations of the optimizer.
+        iterations: of SciPy matrices, the maximum number of iterations of the optimizer.
     """
-    (x, new), y = pair, _all_targets(train)
+    train_features, new_features = pair
+    targets = _all_targets(train)
 
-    def learned(rows: Any, labels: NDArray[Any], others: Any) -> Logits:
+    def logits_of(rows: Any, labels: NDArray[Any], new_rows: Any) -> Logits:
         if isinstance(rows, np.ndarray):
-            return np.asarray(fit_linear_head(make_task_head(d), rows, labels)(others), np.float32)
+            head = fit_linear_head(make_task_head(d), rows, labels)
+            return np.asarray(head(new_rows), np.float32)
         # Nearly the best weights will do; a label may be true of no row, or of all.
         with warnings.catch_warnings(action="ignore"):
-            return _sparse(d, rows, labels, others, strength, iterations)
+            return _sparse(d, rows, labels, new_rows, strength, iterations)
 
-    if d.task != "multilabel" or len(y) < 3 * _FOLDS:
-        return learned(x, y, new)
+    if d.task != "multilabel" or len(targets) < 3 * _FOLDS:
+        return logits_of(train_features, targets, new_features)
     # Labels are given above 0: where that is the best micro F1 on training rows that the model did not see.
-    seen, numbers = np.zeros(y.shape, np.float32), np.arange(len(y))
+    held_out_logits = np.zeros(targets.shape, np.float32)
+    numbers = np.arange(len(targets))
     for fold in range(_FOLDS):
-        inside = numbers * _FOLDS // len(y) == fold
-        seen[inside] = learned(x[~inside], y[~inside], x[inside])
-    order = np.argsort(-seen, None, kind="stable")
-    f1 = 2 * np.cumsum(y.ravel()[order]) / (1 + np.arange(y.size) + y.sum())
-    return learned(x, y, new) - float(seen.ravel()[order[f1.argmax()]])
+        is_in_fold = numbers * _FOLDS // len(targets) == fold
+        held_out_logits[is_in_fold] = logits_of(
+            train_features[~is_in_fold], targets[~is_in_fold], train_features[is_in_fold]
+        )
+    order = np.argsort(-held_out_logits, None, kind="stable")
+    f1 = 2 * np.cumsum(targets.ravel()[order]) / (1 + np.arange(targets.size) + targets.sum())
+    threshold = float(held_out_logits.ravel()[order[f1.argmax()]])
+    return logits_of(train_features, targets, new_features) - threshold
 
 
 def _sparse(d: TaskConfig, x: Any, y: NDArray[Any], new: Any, strength: float, iterations: int) -> Logits:
@@ -352,49 +365,97 @@ def _nearest_sentences(train: Sequence[Features], rows: Sequence[Features]) -> l
 
 
 def compare_baselines(
-    d: TaskConfig, metric: str, rows: Sequence[Features], answers: Mapping[str, Sequence[Answer | None]],
-    method: str = "full", tried: Collection[str] = ("full",), place: str = "on dev", too_few: str = "",
+    d: TaskConfig,
+    metric: str,
+    rows: Sequence[Features],
+    answers: Mapping[str, Sequence[Answer | None]],
+    method: str = "full",
+    tried: Collection[str] = ("full",),
+    place: str = "on dev",
+    too_few: str = "",
     advice: Sequence[str] = (),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The scores of the fine-tuned model and of the baselines on the same rows.
 
     Args:
-        answers: of each method, the fine-tuned model first, then the trivial one. None: the row is left out, also in
-            the difference from the fine-tuned model.
-        method: that of the fine-tuning. It is not compared with the baseline that is the same method.
-        tried: all methods that it compared. place: where the scores are from.
-        too_few: why the data cannot show whether the model has learned anything; "": it can.
+        answers: the answers of each method, those of the fine-tuned model first, then those of the trivial method. A
+            row with None in place of an answer is left out, also in the difference from the fine-tuned model.
+        method: the method of the fine-tuning. It is not compared with the baseline that is the same method.
+        tried: all methods that the fine-tuning compared.
+        place: where the scores are from.
+        too_few: why the data cannot show whether the model has learned anything, or "" if they can.
         advice: what can help with these data, before what can always help.
 
     Returns:
-        `methods`: of each its name, `score` and `interval`; the `difference` by which the fine-tuned model is better,
-        and its interval. `best`: the number of the best baseline, from 0. `verdict`: what follows, for people; "": the
-        model is better than all of them. `method`, `place`: as given. `positive`: see `TaskConfig.positive_label`.
+        `methods`: the name, `score` and `interval` of each method, the `difference` by which the fine-tuned model is
+        better, and its interval. `best`: the number of the best baseline, from 0. `verdict`: a sentence about what
+        follows, or "" if the model is better than all baselines. `metric`, `method` and `place`: the arguments.
+        `positive`: see `TaskConfig.positive_label`.
     """
-    own, methods = next(iter(answers.values())), list[dict[str, Any]]()
-    for name, found in answers.items():
+    model_answers, trivial_answers = list(answers.values())[:2]
+    methods: list[dict[str, Any]] = []
+    for name, method_answers in answers.items():
         if method == "frozen" and name.startswith(FROZEN):
             continue
-        both = [(row.item, one, mine) for row, one, mine in zip(rows, found, own, strict=True) if one and mine]
-        items, theirs, ours = (list(side) for side in zip(*both, strict=True))
-        score, mine = (row_sums(d, items, side)[metric] for side in (theirs, ours))
-        difference, around = paired_difference(mine, score, groups_of(d, items))
-        shown = {"method": name, "score": score.value, "interval": interval_of(d, items, score, metric)}
-        methods.append(shown | {"difference": difference, "difference_interval": around})
-    best = min(range(1, len(methods)), key=lambda n: methods[n]["difference"])
-    trivial = list(answers.values())[1]
-    evidence = _evidence(d, metric, rows, own, trivial)
+        common_rows = _common_rows(rows, method_answers, model_answers)
+        score = row_sums(d, common_rows.items, common_rows.answers)[metric]
+        model_score = row_sums(d, common_rows.items, common_rows.reference)[metric]
+        difference, difference_interval = paired_difference(model_score, score, groups_of(d, common_rows.items))
+        methods.append(
+            {
+                "method": name,
+                "score": score.value,
+                "interval": interval_of(d, common_rows.items, score, metric),
+                "difference": difference,
+                "difference_interval": difference_interval,
+            }
+        )
+    best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
+    evidence = _evidence(d, metric, rows, model_answers, trivial_answers)
     if not too_few and d.task == "classification":
-        right = [{"label": row.item.label} for row in rows]
-        if _evidence(d, metric, rows, right, trivial)[1].low <= 0:
+        right_answers = [{"label": row.item.label} for row in rows]
+        _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
+        if interval.low <= 0:
             too_few = f"on {len(rows):,} rows even answers that are all right would not be clearly better than chance"
     verdict = _verdict(d, metric, methods[1], methods[best], evidence, OWN[method][1], tried, too_few, advice)
-    result = {"metric": metric, "method": method, "place": place, "methods": methods, "positive": d.positive_label}
-    return result | {"best": best - 1, "verdict": verdict}
+    return {
+        "metric": metric,
+        "method": method,
+        "place": place,
+        "methods": methods,
+        "positive": d.positive_label,
+        "best": best - 1,
+        "verdict": verdict,
+    }
+
+
+class _CommonRows(NamedTuple):
+    """The rows that two methods have answered, and the answers of both."""
+
+    items: list[Item]
+    answers: list[Answer]
+    reference: list[Answer]
+
+
+def _common_rows(
+    rows: Sequence[Features], answers: Sequence[Answer | None], reference: Sequence[Answer | None]
+) -> _CommonRows:
+    """Return the rows with an answer of a method and one of the method that it is compared with."""
+    common_rows = _CommonRows([], [], [])
+    for row, answer, reference_answer in zip(rows, answers, reference, strict=True):
+        if answer and reference_answer:
+            common_rows.items.append(row.item)
+            common_rows.answers.append(answer)
+            common_rows.reference.append(reference_answer)
+    return common_rows
 
 
 def _evidence(
-    d: TaskConfig, metric: str, rows: Sequence[Features], own: Sequence[Answer | None], trivial: Sequence[Answer | None]
+    d: TaskConfig,
+    metric: str,
+    rows: Sequence[Features],
+    model_answers: Sequence[Answer | None],
+    trivial_answers: Sequence[Answer | None],
 ) -> tuple[float, Interval]:
     """A figure of a model that is 0 if it has learned nothing, and its interval.
 
@@ -402,53 +463,71 @@ def _evidence(
     better than chance where 28 % of the rows have the most frequent label. Nor is macro F1, which is larger for random
     answers than for a constant one. Of other tasks it is what the model is better by than the trivial method.
     """
-    both = [(row.item, one, two) for row, one, two in zip(rows, own, trivial, strict=True) if one and two]
-    items, ours, constant = (list(side) for side in zip(*both, strict=True))
-    sums = row_sums(d, items, ours)
-    groups = groups_of(d, items)
+    common_rows = _common_rows(rows, model_answers, trivial_answers)
+    sums = row_sums(d, common_rows.items, common_rows.answers)
+    groups = groups_of(d, common_rows.items)
     if "matthews_correlation" in sums:
         correlation = sums["matthews_correlation"]
         return correlation.value, middle(resampled(correlation, groups))
-    return paired_difference(sums[metric], row_sums(d, items, constant)[metric], groups)
+    trivial_sums = row_sums(d, common_rows.items, common_rows.reference)
+    return paired_difference(sums[metric], trivial_sums[metric], groups)
 
 
 def format_baselines(compared: Mapping[str, Any]) -> list[list[str]]:
     """The comparison as a table in words, with heads."""
-    metric, methods = compared["metric"], compared["methods"]
+    metric = compared["metric"]
     title = metric_name(metric, compared.get("positive"))
-    scores = [format_score(metric, one["score"], one["interval"]) for one in methods]
-    better = ["", *(format_score(metric, one["difference"], one["difference_interval"], "+") for one in methods[1:])]
-    own = OWN[compared.get("method", "full")][1]
-    heads = ["method", f"{title} (95 %)", f"{own} is better by (95 %)"]
-    return [heads, *map(list, zip((one["method"] for one in methods), scores, better, strict=True))]
+    model_name = OWN[compared.get("method", "full")][1]
+    table = [["method", f"{title} (95 %)", f"{model_name} is better by (95 %)"]]
+    for number, method in enumerate(compared["methods"]):
+        score = format_score(metric, method["score"], method["interval"])
+        difference = ""
+        if number:  # the first method is the model itself
+            difference = format_score(metric, method["difference"], method["difference_interval"], "+")
+        table.append([method["method"], score, difference])
+    return table
 
 
 def _verdict(
-    d: TaskConfig, metric: str, trivial: Mapping[str, Any], best: Mapping[str, Any], evidence: tuple[float, Interval],
-    own: str, tried: Collection[str], too_few: str, advice: Sequence[str],
-) -> str:  # fmt: skip
-    """What follows if the model has not clearly learned anything, or is not clearly better than the best baseline.
+    d: TaskConfig,
+    metric: str,
+    trivial: Mapping[str, Any],
+    best: Mapping[str, Any],
+    evidence: tuple[float, Interval],
+    model_name: str,
+    tried: Collection[str],
+    too_few: str,
+    advice: Sequence[str],
+) -> str:
+    """Return what follows if the model has not clearly learned anything, or is not clearly better than the best
+    baseline; else "".
 
     Args:
         trivial, best: the comparisons with the trivial method and with the best one.
-        evidence: see `_evidence`. own: see OWN. tried, too_few, advice: see `compare_baselines`.
+        evidence: see `_evidence`.
+        model_name: see OWN.
+        tried, too_few, advice: see `compare_baselines`.
     """
     value, interval = evidence
     has_learned = interval.low > 0
     parts = []
     if not has_learned and too_few:
-        parts.append(f"these data cannot show whether {own} has learned anything: {too_few}")
+        parts.append(f"these data cannot show whether {model_name} has learned anything: {too_few}")
     elif not has_learned:
-        may = "has learned nothing" if value <= 0 else "may have learned nothing"
-        parts.append(f'WARNING: {own} {may}: it is not clearly better than "{trivial["method"]}"')
+        claim = "has learned nothing" if value <= 0 else "may have learned nothing"
+        parts.append(f'WARNING: {model_name} {claim}: it is not clearly better than "{trivial["method"]}"')
     if best["difference_interval"][0] > 0:
         return "; ".join(parts)
     if has_learned or best is not trivial:
         name = metric_name(metric, d.positive_label)
-        shown = format_score(metric, best["difference"], best["difference_interval"], "+")
+        difference = format_score(metric, best["difference"], best["difference_interval"], "+")
         compared = "worse than" if best["difference_interval"][1] < 0 else "not clearly better than"
-        parts.append(f'{own} is {compared} "{best["method"]}": {name} {shown}')
-    others = [*(method for name, method in _TRAINED.items() if best["method"].startswith(name)), "full"]
-    other_methods = [f"--method {method}" for method in others if method not in tried][:1]
-    parts.append(f"what can help: {', '.join([*advice, *other_methods, 'more rows', 'another --model'])}")
+        parts.append(f'{model_name} is {compared} "{best["method"]}": {name} {difference}')
+    methods = [method for name, method in _TRAINED.items() if best["method"].startswith(name)]
+    untried_methods = [method for method in (*methods, "full") if method not in tried]
+    suggestions = list(advice)
+    if untried_methods:
+        suggestions.append(f"--method {untried_methods[0]}")
+    suggestions += ["more rows", "another --model"]
+    parts.append(f"what can help: {', '.join(suggestions)}")
     return "; ".join(parts)

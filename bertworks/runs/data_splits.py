@@ -62,7 +62,7 @@ class LabelledData:
     notes: what was inferred and which rows were left out, in words.
     parts: the numbers of the training rows in each part of a cross-validation; (): there is none.
     is_validated: whether `dev` has the rows of the first EVALUATED parts, as there are no others.
-    positive: of two classes the one whose F1 is reported, see `choose_positive`; None: the second one, or there are not
+    positive: the class whose F1 is reported, see `choose_positive`. None stands for the second class, or there are not
         two classes.
     """
 
@@ -81,11 +81,20 @@ class LabelledData:
 
 
 def read_data(
-    data: Data, *, dev: Data | None = None, task: TaskType | None = None, text: Sequence[str] = (),
-    label: str | Sequence[str] | None = None, group: str | None = None, read: ReadOptions = ReadOptions(),
-    fold: Fold | None = None, validation: Validation = "split", whole_documents: bool = False,
-    positive: str | None = None, near_copies: bool = True,
-) -> LabelledData:  # fmt: skip
+    data: Data,
+    *,
+    dev: Data | None = None,
+    task: TaskType | None = None,
+    text: Sequence[str] = (),
+    label: str | Sequence[str] | None = None,
+    group: str | None = None,
+    read: ReadOptions = ReadOptions(),
+    fold: Fold | None = None,
+    validation: Validation = "split",
+    whole_documents: bool = False,
+    positive: str | None = None,
+    near_copies: bool = True,
+) -> LabelledData:
     """Reads a file, rows in memory, or a folder with a train and a dev file.
 
     Args:
@@ -101,7 +110,7 @@ def read_data(
             those that differ in case and white space, as in runs that were begun before near-copies were looked for.
         fold: number and count: this one of `count` parts is the dev data.
         whole_documents: documents of a CoNLL file stay on one side, because their sentences are read together.
-        positive: of two classes the one whose F1 is reported; None: inferred, see `choose_positive`.
+        positive: the class whose F1 is reported, if there are two; None if `choose_positive` is to infer it.
 
     Near-copies that are all rows of a label, or more rows than a fold has, are divided, and a note warns: the former
     by rows, the latter only where their texts differ.
@@ -148,14 +157,15 @@ def read_data(
     return LabelledData(schema, train, held_out, notes, parts, by_parts, positive)
 
 
-def choose_positive(rows: Sequence[Item], schema: Schema, named: str | None, notes: list[str]) -> str | None:
-    """Of two classes the one whose F1 is reported: that which the user names; else the one whose name says that it is
-    the positive one (POSITIVE_NAMES); else the rarer one in these rows, and of equal ones the second one. A note says
-    which it is, and why. None: there are not two classes.
+def choose_positive(rows: Sequence[Item], schema: Schema, positive: str | None, notes: list[str]) -> str | None:
+    """Return the class whose F1 is reported, or None if there are not two classes.
+
+    It is the class that the user names; else the one whose name says that it is the positive one (POSITIVE_NAMES); else
+    the rarer one in these rows; and if both are equally frequent, the second one. A note says which it is, and why.
 
     Args:
         rows: all labelled rows of the training data, also those that are held out, so that all folds agree.
-        named: the class that the user names; None: it is inferred.
+        positive: the class that the user names; None if it is to be inferred.
 
     Raises:
         UsageError: the user names a class, and there are not two, or it is not one of them.
@@ -163,26 +173,30 @@ def choose_positive(rows: Sequence[Item], schema: Schema, named: str | None, not
     labels = schema.labels
     if schema.task != "classification" or len(labels) != 2:
         classes = f"{len(labels):,} labels" if schema.task == "classification" else f"the task is {schema.task}"
-        what = f"F1 of one class, {named!r}, is for data with two labels, and here: {classes}"
-        expect(named is None, what, hint="leave out --positive")
+        what = f"F1 of one class, {positive!r}, is for data with two labels, and here: {classes}"
+        expect(positive is None, what, hint="leave out --positive")
         return None
-    if named is not None:
+    if positive is not None:
         hint = " or ".join(f"--positive {quoted(label)}" for label in labels)
-        expect(named in labels, f"{named!r} is not one of the two labels", hint=hint)
-        notes.append(f"F1 of: {named!r}")
-        return named
+        expect(positive in labels, f"{positive!r} is not one of the two labels", hint=hint)
+        notes.append(f"F1 of: {positive!r}")
+        return positive
     with_positive_name = [label for label in labels if label.strip().casefold() in POSITIVE_NAMES]
     if len(with_positive_name) == 1:
-        [chosen], reason = with_positive_name, "by its name"
+        positive_label = with_positive_name[0]
+        reason = "by its name"
     else:
         counts = Counter(item.label for item in rows)
-        chosen = labels[0] if counts[labels[0]] < counts[labels[1]] else labels[1]
-        is_rarer = counts[labels[0]] != counts[labels[1]]
-        reason = "the rarer of the two labels" if is_rarer else "the second of two equally frequent labels"
-    [other] = set(labels) - {chosen}
-    explanation = f"{chosen!r}, {reason}; --positive {quoted(other)} reports that of the other label"
+        first_count = counts[labels[0]]
+        second_count = counts[labels[1]]
+        positive_label = labels[0] if first_count < second_count else labels[1]
+        reason = "the rarer of the two labels"
+        if first_count == second_count:
+            reason = "the second of two equally frequent labels"
+    other_label = labels[1] if positive_label == labels[0] else labels[0]
+    explanation = f"{positive_label!r}, {reason}; --positive {quoted(other_label)} reports that of the other label"
     notes.append(f"F1 of: {explanation}")
-    return chosen
+    return positive_label
 
 
 def _wants_parts(validation: Validation, rows: Sequence[Item]) -> bool:
@@ -365,9 +379,14 @@ def compared_texts(rows: Sequence[Item], task: TaskType) -> list[tuple[str, ...]
 
 
 def _groups(
-    all_items: Sequence[Item], schema: Schema, notes: list[str], *, by_document: bool, near_copies: bool,
+    all_items: Sequence[Item],
+    schema: Schema,
+    notes: list[str],
+    *,
+    by_document: bool,
+    near_copies: bool,
     num_parts: int | None,
-) -> list[Hashable]:  # fmt: skip
+) -> list[Hashable]:
     """Return the group of each item that stays together: questions on a context, near-copies, rows of a document, pairs
     that share a text. Notes say what is kept together that the user did not name.
 
@@ -376,7 +395,7 @@ def _groups(
 
     Args:
         near_copies: see `read_data`.
-        num_parts: how many parts of equal size there are; None: a tenth of the rows is held out.
+        num_parts: how many parts of equal size there are; None if a tenth of the rows is held out.
     """
     rows: list[Hashable] = list(range(len(all_items)))
     documents = [item.document or row for item, row in zip(all_items, rows, strict=True)]
@@ -389,7 +408,7 @@ def _groups(
         return _joined(groups, copies.keys(num_parts, notes))
     # Short sentences that are in many documents would make one group of these.
     largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
-    joined: list[Hashable] = groups
+    joined_groups: list[Hashable] = groups
     warnings: list[str] = []
     for kind in ("near-copies", "copies") if near_copies else ("copies",):
         copy_notes: list[str] = []
@@ -398,9 +417,9 @@ def _groups(
         else:
             keys = copies.exact
             copy_notes = copies.exact_notes()
-        joined = _joined(groups, keys)
-        has_few_groups = len(set(joined)) < FEWEST_GROUPS
-        if not has_few_groups and not (by_document and max(Counter(joined).values()) > largest):
+        joined_groups = _joined(groups, keys)
+        has_few_groups = len(set(joined_groups)) < FEWEST_GROUPS
+        if not has_few_groups and not (by_document and max(Counter(joined_groups).values()) > largest):
             notes += [*copy_notes, *warnings]
             break
         if len(set(keys)) < len(rows):
@@ -410,23 +429,28 @@ def _groups(
         notes += warnings
         return groups
     is_pair = len(schema.text) == 2 and schema.task != "choice"
-    options = [(0, 1), (0,), (1,)] if is_pair else [(0,)] * (schema.task == "choice")  # which of the texts
+    options: list[tuple[int, ...]] = []  # which of the texts are compared
+    if is_pair:
+        options = [(0, 1), (0,), (1,)]
+    elif schema.task == "choice":
+        options = [(0,)]
     for sides in options:
         for side_keys in copies.keys_of_sides():
             keys = [side_keys[n][side] for side in sides for n in range(len(rows))]
-            found = _joined(joined * len(sides), keys)[: len(rows)]
-            count = len(set(found))
-            shares = count < len(set(joined))
-            if not shares or (count >= FEWEST_GROUPS and max(Counter(found).values()) <= largest):
-                notes += [f"kept together: rows with a text in common, {count:,} groups"] if shares else []
-                return found
+            groups_by_text = _joined(joined_groups * len(sides), keys)[: len(rows)]
+            count = len(set(groups_by_text))
+            if count >= len(set(joined_groups)):  # no text is in two groups
+                return groups_by_text
+            if count >= FEWEST_GROUPS and max(Counter(groups_by_text).values()) <= largest:
+                notes.append(f"kept together: rows with a text in common, {count:,} groups")
+                return groups_by_text
     if options:
         notes.append("rows in train and in dev have texts in common: scores on new texts may be lower")
-    return joined
+    return joined_groups
 
 
 class _Copies:
-    """The copies and near-copies among labelled rows; of questions, those of their contexts.
+    """The copies and near-copies among labelled rows. Questions are compared by their contexts.
 
     exact: for each row a key that is the same for rows with the same texts (`text_key`).
     near: for each row a key of each of its texts, the same for near-copies; empty if near-copies are not looked for.
@@ -455,8 +479,8 @@ class _Copies:
         near: list[Hashable] = list(self.near)
         largest = len(near) if num_parts is None else max(1, len(near) // num_parts)
         too_large = {key for key, count in Counter(near).items() if count > largest}
-        divided = too_large | self._whole_labels(near).keys()
-        keys = [exact if key in divided else key for key, exact in zip(near, self.exact, strict=True)]
+        divided_keys = too_large | self._whole_labels(near).keys()
+        keys = [exact if key in divided_keys else key for key, exact in zip(near, self.exact, strict=True)]
         whole_labels = self._whole_labels(keys)
         self._divided_rows = {row for row, key in enumerate(keys) if key in whole_labels}
         keys = [row if row in self._divided_rows else key for row, key in enumerate(keys)]
@@ -472,7 +496,7 @@ class _Copies:
         near: list[list[Hashable]] = [list(key) for key in self.near]
         for keys in [near, exact] if near else [exact]:
             for row in self._divided_rows:
-                keys[row] = [("divided", row)] * len(keys[row])
+                keys[row] = [("divided", row) for _ in keys[row]]
             yield keys
 
     def exact_notes(self) -> list[str]:
@@ -484,26 +508,26 @@ class _Copies:
     def _near_notes(self, keys: Sequence[Hashable]) -> list[str]:
         """Return a note about near-copies that stay together, with two examples."""
         first_rows: dict[Hashable, int] = {}
-        found = IssueCounter()
+        copies = IssueCounter()
         for row, key in enumerate(keys):
             first = first_rows.setdefault(key, row)
             if self.exact[first] != self.exact[row]:
-                found.add(f"{self._place(row)} = {self._place(first)}")
-        if not found.count:
+                copies.add(f"{self._place(row)} = {self._place(first)}")
+        if not copies.count:
             return []
-        examples = " and ".join(found.places[:2])
-        return [f"kept together: {found.count:,} rows that are near-copies of another row, such as {examples}"]
+        examples = " and ".join(copies.places[:2])
+        return [f"kept together: {copies.count:,} rows that are near-copies of another row, such as {examples}"]
 
     def _division_notes(self, near: Sequence[Hashable], keys: Sequence[Hashable]) -> list[str]:
         """Return a warning about copies that are divided, with two examples."""
         whole: dict[Hashable, set[Hashable]] = defaultdict(set)
         for before, after in zip(near, keys, strict=True):
             whole[before].add(after)
-        divided = [row for row, key in enumerate(near) if len(whole[key]) > 1]
-        if not divided:
+        divided_rows = [row for row, key in enumerate(near) if len(whole[key]) > 1]
+        if not divided_rows:
             return []
-        examples = " and ".join(map(self._place, divided[:2]))
-        what = f"{len(divided):,} rows are copies or near-copies of one another, such as {examples}"
+        examples = " and ".join(map(self._place, divided_rows[:2]))
+        what = f"{len(divided_rows):,} rows are copies or near-copies of one another, such as {examples}"
         why = "they are all rows of a label, or more than a fold has"
         return [f"WARNING: {what}, and are divided all the same, because {why}: the scores will be too good"]
 

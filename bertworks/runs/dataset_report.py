@@ -173,16 +173,22 @@ class DatasetReport:
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
     def _label_lines(self) -> list[str]:
-        # A line that says "and 1 other" takes as much room as the label itself.
-        most = SHOWN_LABELS + 1 if len(self.labels) == SHOWN_LABELS + 1 else SHOWN_LABELS
-        shown = [(name[:30], n) for name, (n, _) in list(self.labels.items())[:most]]
-        total, width = sum(n for n, _ in self.labels.values()), max((_width(name) for name, _ in shown), default=0)
+        """Return a line for each of the most frequent labels, and a line about the others."""
+        num_listed = SHOWN_LABELS
+        if len(self.labels) == SHOWN_LABELS + 1:  # a line about one more takes as much room as the label itself
+            num_listed = SHOWN_LABELS + 1
+        counts = [(name, count) for name, (count, _) in self.labels.items()]
+        listed_labels = [(name[:30], count) for name, count in counts[:num_listed]]
+        total = sum(count for _, count in counts)
+        width = max((_width(name) for name, _ in listed_labels), default=0)
         lines = [f"{total:,} {self.unit}"] if self.unit else []
-        for name, n in shown:
-            lines.append(f"{name}{' ' * (width - _width(name))}  {n:>7,}  {n / max(1, total):6.1%}")
-        if others := len(self.labels) - len(shown):
-            name, (n, _) = list(self.labels.items())[-1]
-            lines.append(f"and {others:,} others, the rarest {name!r} with {n:,}")
+        for name, count in listed_labels:
+            padding = " " * (width - _width(name))
+            lines.append(f"{name}{padding}  {count:>7,}  {count / max(1, total):6.1%}")
+        num_unlisted = len(counts) - len(listed_labels)
+        if num_unlisted:
+            name, count = counts[-1]
+            lines.append(f"and {num_unlisted:,} others, the rarest {name!r} with {count:,}")
         return lines
 
 
@@ -214,10 +220,18 @@ def make_dataset_report(
 
 
 def check_file(
-    data: Data, *, model: str | Path = "minilm", dev: Data | None = None, task: TaskType | None = None,
-    text: str | Iterable[str] | None = None, label: str | Iterable[str] | None = None, group: str | None = None,
-    positive: str | None = None, validation: Validation = "auto", read: ReadOptions = ReadOptions(),
-) -> DatasetReport:  # fmt: skip
+    data: Data,
+    *,
+    model: str | Path = "minilm",
+    dev: Data | None = None,
+    task: TaskType | None = None,
+    text: str | Iterable[str] | None = None,
+    label: str | Iterable[str] | None = None,
+    group: str | None = None,
+    positive: str | None = None,
+    validation: Validation = "auto",
+    read: ReadOptions = ReadOptions(),
+) -> DatasetReport:
     """Reads the data as `finetune` does and reports on it. Nothing is written.
 
     Args:
@@ -226,7 +240,7 @@ def check_file(
         dev: the dev data in the same forms; None: that of the folder, or else see `validation`.
         task, text, label: the meaning of the columns; None: inferred.
         group: a column; rows with the same value stay on one side of the split.
-        positive: of two classes the one whose F1 is reported; None: inferred.
+        positive: the class whose F1 is reported, if there are two; None if it is to be inferred.
         validation: see `runs.data_splits.read_data`.
         read: how files are read.
 
@@ -357,31 +371,33 @@ def _lost_mark(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[str, str]:
     if pairs.total() < LETTER_FRACTION * sum(map(len, texts)):
         return "", ""
     for letter, mark in pairs:
-        marked = unicodedata.normalize("NFC", letter + mark)
-        ids = tokenizer.ids([marked])[0]
+        marked_letter = unicodedata.normalize("NFC", letter + mark)
+        ids = tokenizer.ids([marked_letter])[0]
         if ids == tokenizer.ids([letter])[0] and tokenizer.unk_id not in ids:
-            return marked, letter
+            return marked_letter, letter
     return "", ""
 
 
 def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
     """Problems in words: of copies, the worst first; of labels; of too long texts, of too few texts, and of the
     tokenizer with their language. texts: some of them."""
-    labels, leaked = report.labels, report.leaked.count
-    counts = [(n, name) for name, (n, _) in labels.items() if n] or [(0, "")]
-    (most, frequent), (least, rarest) = counts[0], counts[-1]
+    labels = report.labels
+    leaked = report.leaked.count
+    counts = [(count, name) for name, (count, _) in labels.items() if count] or [(0, "")]
+    largest_count, frequent_label = counts[0]
+    smallest_count, rarest_label = counts[-1]
     margin = 1 / math.sqrt(report.dev)  # of a share; that of a correlation is up to twice as large
     with_capitals = sum(text != text.lower() for text in texts)
-    marked, plain = _lost_mark(texts, tokenizer)
+    marked_letter, plain_letter = _lost_mark(texts, tokenizer)
     # Rows that are evaluated by models of the other rows are counted once.
     counts_of_labels = {n: train + (0 if report.is_validated else dev) for n, (train, dev) in labels.items()}
-    similar = similar_labels(counts_of_labels)
-    found = {  # by their names in WARNINGS
+    similar_groups = similar_labels(counts_of_labels)
+    findings = {  # by their names in WARNINGS
         "leaked": leaked,
         "near_leaked": report.near_leaked.count,
         "conflicts": report.conflicts.count,
         "copies": report.copies.count > MANY_COPIES * report.train,
-        "similar": similar,
+        "similar": similar_groups,
         "missing": [name for name, (train, dev) in labels.items() if dev and not train],
         "rare": [name for name, (train, _) in labels.items() if 0 < train < RARE],
         "not_in_dev": [name for name, (train, dev) in labels.items() if train and not dev],
@@ -391,15 +407,25 @@ def _warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer)
         "few_dev": report.dev < FEW_DEV,
         "vocabulary": report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES,
         "uncased": tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2,
-        "lost_marks": marked,
+        "lost_marks": marked_letter,
     }
-    shown = {
-        "report": report, "frequent": frequent, "rarest": rarest, "few": RARE, "leaked_share": leaked / report.dev,
-        "evaluated": "evaluated" if report.is_validated else "dev", "share": most / report.train,
+    values = {
+        "report": report,
+        "frequent": frequent_label,
+        "rarest": rarest_label,
+        "few": RARE,
+        "leaked_share": leaked / report.dev,
+        "evaluated": "evaluated" if report.is_validated else "dev",
+        "share": largest_count / report.train,
         "near_share": report.near_leaked.count / report.dev,
-        "times": most / max(1, least), "too_long": report.share_too_long, "marked": marked,
-        "plain": plain, "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
-        **{key: some_names(map(repr, value)) for key, value in found.items() if isinstance(value, list)},
-        "similar": "; ".join(similar),
-    }  # fmt: skip
-    return [WARNINGS[name].format_map(shown) for name, applies in found.items() if applies]
+        "times": largest_count / max(1, smallest_count),
+        "too_long": report.share_too_long,
+        "marked": marked_letter,
+        "plain": plain_letter,
+        "about": f"{2 * margin:.2f}" if report.task == "regression" else f"{margin:.0%}",
+    }
+    for name, finding in findings.items():
+        if isinstance(finding, list):
+            values[name] = some_names(map(repr, finding))
+    values["similar"] = "; ".join(similar_groups)
+    return [WARNINGS[name].format_map(values) for name, applies in findings.items() if applies]

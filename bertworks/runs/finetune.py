@@ -66,10 +66,16 @@ FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
 def finetune_events(
-    output: str | Path, request: FinetuneRequest, *, device: str = "auto", overwrite: bool = False,
-    data: LabelledData | None = None, baselines: Baselines | None = None, compares: bool = True,
+    output: str | Path,
+    request: FinetuneRequest,
+    *,
+    device: str = "auto",
+    overwrite: bool = False,
+    data: LabelledData | None = None,
+    baselines: Baselines | None = None,
+    compares: bool = True,
     before_writing: Callable[[], None] | None = None,
-) -> Iterator[Event]:  # fmt: skip
+) -> Iterator[Event]:
     """Fine-tunes a model and yields events; `output` becomes a model folder.
 
     Args:
@@ -110,11 +116,15 @@ def request_of_run(output: str | Path, request: FinetuneRequest, overwrite: bool
 
 
 def finetuning(
-    output: str | Path, content: Mapping[str, Any], paths: Sequence[str], device: str, overwrite: bool,
+    output: str | Path,
+    content: Mapping[str, Any],
+    paths: Sequence[str],
+    device: str,
+    overwrite: bool,
     make_job: Callable[[torch.device, FinetuneRecipe | None, int], Job],
     train: Callable[[Job, Path, torch.device, Processes], Generator[Event, None, End | None]],
     before_writing: Callable[[], None] | None = None,
-) -> Iterator[Event]:  # fmt: skip
+) -> Iterator[Event]:
     """The events of a request in its folder, by one or several processes; those of a finished one are the last alone.
 
     Args:
@@ -184,47 +194,60 @@ def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -
 
 
 def _train(
-    job: FinetuneJob, output: Path, device: torch.device, processes: Processes, baselines: Baselines | None,
+    job: FinetuneJob,
+    output: Path,
+    device: torch.device,
+    processes: Processes,
+    baselines: Baselines | None,
     compares: bool,
-) -> Generator[Event, None, End | None]:  # fmt: skip
+) -> Generator[Event, None, End | None]:
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
-    survey, seconds, methods = job.data_report.as_dict(), 0.0, compared_methods(job)
+    survey = job.data_report.as_dict()
+    methods = compared_methods(job)
+    seconds = 0.0
     if processes.first:
         write_json(output / "data.json", survey)
         # Before the first step that all processes compute together.
-        found = forecast(job, device, processes.count)
-        seconds = found.training * trainings(job)
+        times = forecast(job, device, processes.count)
+        seconds = times.training * trainings(job)
         if "frozen" in methods:  # its features are computed once
-            seconds += found.token * num_tokens(job.groups)
+            seconds += times.token * num_tokens(job.groups)
         if compares:
-            seconds += forecast_comparison(job, device, found)
+            seconds += forecast_comparison(job, device, times)
         processes.meet(output)
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
     yield from job.featurize.examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
     job = yield from choose_method(job, output)
     if job.method == "frozen":
-        done = _fit(job, output)
+        last_event = _fit(job, output)
     else:
-        done = yield from forward_events(TrainingRun(output, job, device, processes).events())
+        last_event = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if not processes.first:
         return None
     result, text = evaluate_on_dev(job, output, device, methods, baselines, compares)
-    results = {name: result[name] for name in ("figures", "metric", "score")} | {"method": job.method}
-    results |= {name: result[name] for name in ("rows", "intervals", "calibration", "baselines")}
-    return text, done.fields | results | {"best": done.fields["best"] or {}}, job.recipe
+    final_fields = dict(last_event.fields)
+    for name in ("figures", "metric", "score"):
+        final_fields[name] = result[name]
+    final_fields["method"] = job.method
+    for name in ("rows", "intervals", "calibration", "baselines"):
+        final_fields[name] = result[name]
+    final_fields["best"] = last_event.fields["best"] or {}
+    return text, final_fields, job.recipe
 
 
-def forecast_comparison(job: FinetuneJob, device: torch.device, found: Forecast) -> float:
-    """Seconds of the comparison with simple methods: of the encoder, which takes nearly all of them where it is large.
-    The linear models of words take a few more."""
+def forecast_comparison(job: FinetuneJob, device: torch.device, times: Forecast) -> float:
+    """Return the seconds of the comparison with simple methods: those of the encoder, which takes nearly all of the
+    time where it is large. The linear models of words take a few more."""
     if job.description.task == "qa":  # no method encodes
         return 0.0
     encoder = FrozenEncoder(job.model, device, job.description.max_length)
     folds = EVALUATED if job.data.is_validated else 1
-    most = (folds + HELD_OUT_WORK) * encoder.max_tokens
-    every = num_tokens(job.groups) + (0 if job.data.is_validated else num_tokens(job.dev_units))
-    return found.token * min(most, every)
+    max_tokens = (folds + HELD_OUT_WORK) * encoder.max_tokens
+    all_tokens = num_tokens(job.groups)
+    if not job.data.is_validated:
+        all_tokens += num_tokens(job.dev_units)
+    return times.token * min(max_tokens, all_tokens)
 
 
 def _fit(job: FinetuneJob, output: Path) -> Event:
@@ -237,9 +260,13 @@ def _fit(job: FinetuneJob, output: Path) -> Event:
 
 
 def evaluate_on_dev(
-    job: FinetuneJob, folder: Path, device: torch.device,
-    methods: Sequence[Method] = ("full",), baselines: Baselines | None = None, compares: bool = True,
-) -> tuple[dict[str, Any], str]:  # fmt: skip
+    job: FinetuneJob,
+    folder: Path,
+    device: torch.device,
+    methods: Sequence[Method] = ("full",),
+    baselines: Baselines | None = None,
+    compares: bool = True,
+) -> tuple[dict[str, Any], str]:
     """The result for the model in the folder on dev, as in result.json, and the last message to the user. The threshold
     and the temperature are stored in the model. Writes errors.csv, README.md, report.html and last result.json.
 
@@ -257,33 +284,41 @@ def evaluate_on_dev(
         answers = fit_outputs(job.description, job.dev, chosen)[1]
     d.save(folder)
     items = [features.item for features in job.dev]
-    results, wrong = task_metrics.task_results(d, job.dev, answers)
+    results, mistakes = task_metrics.task_results(d, job.dev, answers)
     sums = task_metrics.row_sums(d, items, answers)[job.metric]
-    baselines, task = {} if baselines is None else baselines, (job.request.fold, job.description)
+    if baselines is None:
+        baselines = {}
+    task = (job.request.fold, job.description)
     if compares and task not in baselines:
         encoder = FrozenEncoder(job.model, device, d.max_length)
         parts = job.data.parts[:EVALUATED] if job.data.is_validated else ()
         baselines[task] = baseline_answers(job.train, job.dev, job.description, encoder, parts=parts)
-    own: dict[str, Sequence[Answer | None]] = {OWN[job.method][0]: answers}
-    place, simple = "in cross-validation" if job.data.is_validated else "on dev", baselines.get(task)
-    compared: dict[str, Any] = {}
-    if simple:
-        compared = compare_baselines(
-            d, job.metric, job.dev, own | simple, job.method, methods, place, _too_few(job), _advice(job)
+    place = "in cross-validation" if job.data.is_validated else "on dev"
+    comparison: dict[str, Any] = {}
+    simple_answers = baselines.get(task)
+    if simple_answers:
+        method_answers: dict[str, Sequence[Answer | None]] = {OWN[job.method][0]: answers, **simple_answers}
+        comparison = compare_baselines(
+            d, job.metric, job.dev, method_answers, job.method, methods, place, _too_few(job), _advice(job)
         )
+    figures = dict(results["figures"])
+    if d.threshold is not None:
+        figures["threshold"] = d.threshold
     result = {
         "weights_sha256": weights_sha256(folder),
         "is_validated": job.data.is_validated,
-        **results | {"metric": job.metric, "score": results["figures"][job.metric]},
-        "figures": results["figures"] | ({} if d.threshold is None else {"threshold": d.threshold}),
+        **results,
+        "metric": job.metric,
+        "score": results["figures"][job.metric],
+        "figures": figures,
         "calibration": reliability,
-        "baselines": compared,
+        "baselines": comparison,
         "resamples": np.round(intervals.resampled(sums, task_metrics.groups_of(d, items)), 6).tolist(),
         "confusion": task_metrics.confusion(d, items, answers),
         "points": task_metrics.points(items, answers) if d.task == "regression" else [],
-        "worst": [asdict(mistake) for mistake in wrong[:WORST]],
+        "worst": [asdict(mistake) for mistake in mistakes[:WORST]],
     }
-    write_errors(folder / "errors.csv", d, wrong)
+    write_errors(folder / "errors.csv", d, mistakes)
     card = with_tokenizer_note(job.card(folder, result["figures"], result), job.model.tokenizer)
     write_text(folder / "README.md", card)
     write_task_report(folder, job.metric, str(job.data_report), result)
@@ -293,20 +328,24 @@ def evaluate_on_dev(
 
 
 def _too_few(job: FinetuneJob) -> str:
-    """Why a cross-validation of so few rows cannot show whether a model has learned anything; "": it can."""
+    """Return why a cross-validation of so few rows cannot show whether a model has learned anything.
+
+    Return "" if it can.
+    """
     if not job.data.is_validated or job.description.task in ("choice", "regression", "qa"):
         return ""
     counts = [count for count, _ in job.data_report.labels.values()]
-    rare = sum(count < PARTS for count in counts)
-    if 2 * rare < len(counts):
+    num_rare_labels = sum(count < PARTS for count in counts)
+    if 2 * num_rare_labels < len(counts):
         return ""
-    what = f"{rare:,} of the {len(counts):,} labels have fewer examples than there are folds ({PARTS})"
+    what = f"{num_rare_labels:,} of the {len(counts):,} labels have fewer examples than there are folds ({PARTS})"
     return f"{what}, so that models were evaluated on labels of which they had seen hardly an example, or none"
 
 
 def _advice(job: FinetuneJob) -> list[str]:
-    """What can help with these data: the warnings of the report name the same faults."""
-    report, advice = job.data_report, list[str]()
+    """Return what can help with these data. The warnings of the report name the same faults."""
+    report = job.data_report
+    advice: list[str] = []
     if report.many_lose_their_end:
         length = min(report.lengths.longest, job.model.config.max_position_embeddings)
         is_possible = length > report.lengths.max_length
@@ -326,23 +365,25 @@ def _summary(folder: Path, result: Mapping[str, Any], where: str) -> str:
         errors = [abs(gold - predicted) for gold, predicted in result["points"]]
         lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
     elif result["mistakes"]:
-        most = f": {result['frequent']}" if result["frequent"] else ""
-        lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + most)
+        frequent_kinds = f": {result['frequent']}" if result["frequent"] else ""
+        lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + frequent_kinds)
     if result["task"] not in ("regression", "qa"):
         place = "evaluated rows" if result["is_validated"] else "rows in dev"
-        few = f"not calibrated: that needs {FEWEST_CALIBRATED} {place}"
-        lines.append(f"probabilities: {result['calibration'].get('text', few)}")
+        not_calibrated = f"not calibrated: that needs {FEWEST_CALIBRATED} {place}"
+        lines.append(f"probabilities: {result['calibration'].get('text', not_calibrated)}")
     if result["is_validated"]:
         lines.append(VALIDATED)
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}{errors_note(result)}")
     lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
-    if compared := result["baselines"]:
-        table = format_baselines(compared)
+    comparison = result["baselines"]
+    if comparison:
+        table = format_baselines(comparison)
         widths = [max(map(len, column)) for column in zip(*table)]
         lines[num_first:num_first] = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table
         ]
-        lines += filter(None, [compared["verdict"]])
+        if comparison["verdict"]:
+            lines.append(comparison["verdict"])
     return "\n".join(lines)
 
 
@@ -442,7 +483,8 @@ def finetune(
         validation: without dev data: "split", "folds", or "auto": folds for few rows.
         task, text, label: what the columns mean; None or (): inferred.
         group: a column; rows with the same value stay on one side of a split.
-        positive: of two classes the one whose F1 is reported; None: "1", "yes", "true" or "pos", else the rarer one.
+        positive: the class whose F1 is reported, if there are two. With None it is the one called "1", "yes", "true" or
+            "pos", else the rarer one.
         metric: the metric that is reported first; None: that of the task.
         recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings of it.
         seed, precision: None: those of the recipe.

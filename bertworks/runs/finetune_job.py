@@ -65,7 +65,7 @@ class FinetuneRequest:
     recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
     task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of 0 and 1.
     group: a column; rows with the same value stay on one side of the split.
-    positive: of two classes the one whose F1 is reported; None: inferred, see `data_splits.choose_positive`.
+    positive: the class whose F1 is reported, if there are two; None if `data_splits.choose_positive` is to infer it.
     metric: the metric that is reported first, and compares methods and checkpoints; None: that of the task.
     read: how the files are read.
     precision: None: that of the recipe.
@@ -442,17 +442,20 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> Fore
     max_tokens = max_tokens if device.type == "cuda" else CPU_TOKENS
     sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
     batch = collate([example for group in sample for example in group]).to(device)
-    train_tokens, dev_tokens = num_tokens(job.groups), num_tokens(job.dev_units)
+    train_tokens = num_tokens(job.groups)
+    dev_tokens = num_tokens(job.dev_units)
     per_batch, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
-    token, once = per_batch / 3 / len(batch.input_ids), 0.0
+    per_token = per_batch / 3 / len(batch.input_ids)  # of a forward pass
+    encoding = 0.0  # seconds of a batch, for what is computed once per example
     if network.features is not None and network.features.remember(job.groups):
         network.features.remember(sample)  # the encoder runs once per example, in the training too
         head_only, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
-        once, per_batch = per_batch - head_only, head_only
+        encoding = per_batch - head_only
+        per_batch = head_only
     evaluations = -(-job.num_steps // job.evaluate_every)
     tokens = (num_tokens(job.clozes) + recipe.epochs * train_tokens) / processes + evaluations * dev_tokens / 3
-    batches = (once * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids)
-    return Forecast(batches + update * job.num_steps, token)
+    batches = (encoding * (train_tokens + dev_tokens) + per_batch * tokens) / len(batch.input_ids)
+    return Forecast(batches + update * job.num_steps, per_token)
 
 
 def _sample_lengths(groups: Sequence[ExampleGroup], count: int, max_tokens: int) -> list[ExampleGroup]:

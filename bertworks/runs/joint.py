@@ -205,42 +205,54 @@ def joint_events(
     stored = None if overwrite else stored_request(local_path(output, "output folder"))
     if stored is not None:  # a run that is resumed keeps its rule for near-copies
         stored_tasks = stored.get("joint", {})
-        tasks = {
-            name: replace(one, near_copies=bool(stored_tasks.get(name, {}).get("near_copies")))
-            for name, one in request.tasks.items()
-        }
+        tasks = {}
+        for name, task_request in request.tasks.items():
+            near_copies = bool(stored_tasks.get(name, {}).get("near_copies"))
+            tasks[name] = replace(task_request, near_copies=near_copies)
         request = replace(request, tasks=tasks)
     yield from finetuning(
-        output, request.content(), request.paths, device, overwrite,
-        lambda device, recipe, _: JointJob(request, device, recipe), partial(_train, compares=compares),
-    )  # fmt: skip
+        output,
+        request.content(),
+        request.paths,
+        device,
+        overwrite,
+        lambda device, recipe, _: JointJob(request, device, recipe),
+        partial(_train, compares=compares),
+    )
 
 
 def _train(
     job: JointJob, output: Path, device: torch.device, processes: Processes, compares: bool
 ) -> Generator[Event, None, End | None]:
-    seconds, part = 0.0, job.steps_per_epoch / sum(job.sizes)
+    seconds = 0.0
+    fraction = job.steps_per_epoch / sum(job.sizes)  # of the batches of each task that an epoch has
     if processes.first:
-        for one in job.jobs.values():
-            found = forecast(one, device, processes.count)
-            seconds += part * found.training + (forecast_comparison(one, device, found) if compares else 0.0)
+        for task_job in job.jobs.values():
+            times = forecast(task_job, device, processes.count)
+            seconds += fraction * times.training
+            if compares:
+                seconds += forecast_comparison(task_job, device, times)
         processes.meet(output)
-    for name, one in job.jobs.items():
+    for name, task_job in job.jobs.items():
         yield Event("stage", f"task {name}", {"stage": name})
-        yield from one.featurize.examples(one.train)
+        yield from task_job.featurize.examples(task_job.train)
     steps = f"{job.recipe.epochs} epochs of {job.steps_per_epoch:,} steps, {job.recipe.batch_size} at a time"
     text = f"{job.survey}\ntraining     {steps}, each of one task\n"
     text += f"time         about {duration(max(1, seconds))} on this machine"
     yield Event("plan", text, {"recipe": asdict(job.recipe), "estimated_seconds": seconds})
-    done = yield from forward_events(TrainingRun(output, job, device, processes).events())
+    last_event = yield from forward_events(TrainingRun(output, job, device, processes).events())
     if not processes.first:
         return None
-    evaluated = {n: evaluate_on_dev(one, output / TASKS / n, device, compares=compares) for n, one in job.jobs.items()}
-    results = {name: result for name, (result, _) in evaluated.items()}
+    results = {}
+    summaries = []
+    for name, task_job in job.jobs.items():
+        results[name], summary = evaluate_on_dev(task_job, output / TASKS / name, device, compares=compares)
+        summaries.append(summary)
     write_text(output / "README.md", joint_card(output, job.recipe, job.model_name, results))
-    text = "\n\n".join(text for _, text in evaluated.values())
+    text = "\n\n".join(summaries)
     job.report(output, f"{text}\n\n")
-    return text, done.fields | {"figures": {name: one["figures"] for name, one in results.items()}}, job.recipe
+    figures = {name: result["figures"] for name, result in results.items()}
+    return text, {**last_event.fields, "figures": figures}, job.recipe
 
 
 def finetune_joint(

@@ -146,8 +146,10 @@ def make_shards(
         return shards, report
 
     with ExitStack() as stack:
-        maker, settings = "bertworks.text.file_groups:shard_maker", (tokenizer.sha256, PART_CHARACTERS)
-        job = _job(reader, output, bulk, "prepare", maker, *settings) if bulk else None
+        job = None
+        if bulk:
+            maker = "bertworks.text.file_groups:shard_maker"
+            job = _job(reader, output, bulk, "prepare", maker, tokenizer.sha256, PART_CHARACTERS)
         is_finished = (output / "manifest.json").exists()
         if job and (overwrite or not is_finished):
             if output.exists():

@@ -77,8 +77,9 @@ class Estimate:
 
     def __str__(self) -> str:
         generator = self.trained - self.parameters
-        more = f", and {generator:,} of the generator" if generator else ""
-        lines = [f"recipe       {self.title}", f"parameters   {self.parameters:,}{more}"]
+        lines = [f"recipe       {self.title}", f"parameters   {self.parameters:,}"]
+        if generator:
+            lines[-1] += f", and {generator:,} of the generator"
         if self.memory is None:
             state = 16 * self.trained / 1e9  # parameters, gradients and two moments of Adam in float32
             lines.append(f"memory       {state:.2f} GB for parameters, gradients and optimizer, and that of a batch")
@@ -211,9 +212,17 @@ def estimate(
     advice = _advice(resolved, request, measured.step_seconds)
     tokens = train.num_tokens
     return Estimate(
-        resolved.title, parameters, trained, measured.memory, train.num_steps, tokens, seconds, disk, tokens / seconds,
+        resolved.title,
+        parameters,
+        trained,
+        measured.memory,
+        train.num_steps,
+        tokens,
+        seconds,
+        disk,
+        tokens / seconds,
         advice,
-    )  # fmt: skip
+    )
 
 
 class _Draft(NamedTuple):

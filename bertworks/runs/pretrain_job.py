@@ -379,11 +379,16 @@ class PretrainJob:
         corpus |= {"sha256": " ".join(m.files["tokens.bin"] for m in manifests)}
         is_causal = self.recipe.token_objective == "causal_lm"
         card = partial(
-            pretraining_card, recipe=dump_recipe(self.recipe), steps=facts["step"], tokens=facts["tokens"],
-            corpus=corpus, held_out=facts["evaluation"], versions=versions(),
+            pretraining_card,
+            recipe=dump_recipe(self.recipe),
+            steps=facts["step"],
+            tokens=facts["tokens"],
+            corpus=corpus,
+            held_out=facts["evaluation"],
+            versions=versions(),
             mask_token=None if is_causal else self.tokenizer.special_tokens["mask_token"],
             num_end_tokens=len(self.tokenizer.template.suffix),
-        )  # fmt: skip
+        )
         state, name = {name: p.detach() for name, p in network.named_parameters()}, folder.resolve().name
         if any(name.startswith(GENERATOR) for name in state):
             smaller = config.generator(self.recipe.generator_size)

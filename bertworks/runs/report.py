@@ -52,7 +52,8 @@ VALIDATED = (
 
 
 def errors_note(result: Mapping[str, Any]) -> str:
-    """What a person finds first in errors.csv, for the end of a sentence."""
+    """Return the end of a sentence about errors.csv, which says what its first rows are, or "" if it lists no errors
+    of this kind."""
     if result["task"] in ("regression", "qa") or not result["mistakes"]:
         return ""
     return (
@@ -111,34 +112,42 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
     summary = _spent(steps, evaluations) if steps or not result else []  # a linear head has no steps
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
-    title = _title(metric, place := place_of(result), (result or {}).get("positive"))
+    place = place_of(result)
+    title = _title(metric, place, result.get("positive") if result else None)
     charts = [("Loss", "loss", svg.plain, False), (title, metric, _show(metric), False), *OPTIMIZATION_CHARTS]
-    drawn = _lines(charts, steps, evaluations, "dev", marks)
+    drawings = _lines(charts, steps, evaluations, "dev", marks)
     if result and result.get("points"):
-        drawn.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
-    sections = [svg.side_by_side(drawn)] * bool(drawn or not result)
-    sections += _evaluation_sections(result) if result else ()
+        drawings.append(svg.scatter(f"Numbers {place}", result["points"], "right", "answered"))
+    sections: list[str] = []
     if result and result.get("baselines"):
-        found_none = task_metrics.format_never_found(result.get("never_found", {}))
-        sections[:0] = _comparison(result["baselines"], place, found_none)
+        never_found = task_metrics.format_never_found(result.get("never_found", {}))
+        sections += _comparison(result["baselines"], place, never_found)
+    if drawings or not result:
+        sections.append(svg.side_by_side(drawings))
+    if result:
+        sections += _evaluation_sections(result)
     if evaluations:
         columns = [STEP_COLUMN, LOSS_COLUMN, *((name, title, _show(name)) for name, title in NAMES.items())]
         sections.append(svg.figures("Evaluations on dev", columns, evaluations))
-    if evaluations or result:
-        shown = (result["figures"], result.get("intervals", {}), result.get("positive")) if result else (best,)
-        figures = format_metrics(*shown)
-        summary.append(figures if result else f"best after step {best['step']:,}: {figures}")
-        if result and result.get("is_validated"):
+    if result:
+        summary.append(format_metrics(result["figures"], result.get("intervals", {}), result.get("positive")))
+        if result.get("is_validated"):
             summary.append(VALIDATED)
+    elif evaluations:
+        summary.append(f"best after step {best['step']:,}: {format_metrics(best)}")
     sections.append(svg.preformatted("Data", data))
     return _write(folder, "fine-tuning", summary, sections)
 
 
 def joint_card(folder: Path, recipe: FinetuneRecipe, model_name: str, results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The card of a joint fine-tuning. results: as in result.json, of each task."""
-    scores = {name: format_metrics(one["figures"], one["intervals"], one["positive"]) for name, one in results.items()}
-    commands = "".join(f"bertworks predict . new.csv --task {name}\n" for name in results)
-    quality, use = render_table(("Task", "On dev"), scores), render_code("", commands)
+    """Return the card of a joint fine-tuning. results: of each task, as in result.json."""
+    scores: dict[str, str] = {}
+    commands = ""
+    for name, result in results.items():
+        scores[name] = format_metrics(result["figures"], result["intervals"], result["positive"])
+        commands += f"bertworks predict . new.csv --task {name}\n"
+    quality = render_table(("Task", "On dev"), scores)
+    use = render_code("", commands)
     return _card("joint.md", folder, recipe, model_name, count=len(results), quality=quality, use=use)
 
 
@@ -151,24 +160,28 @@ def _card(template: str, folder: Path, recipe: FinetuneRecipe, model_name: str, 
     )  # fmt: skip
 
 
-def _comparison(compared: Mapping[str, Any], place: str, found_none: str) -> Iterable[str]:
-    """The score of the model and of the best simple method as the headline; what follows; all of them in a picture.
+def _comparison(comparison: Mapping[str, Any], place: str, never_found: str) -> Iterable[str]:
+    """Return a headline with the scores of the model and of the best simple method, the verdict, and a picture of all
+    scores.
 
-    found_none: the labels that the model never finds, in a sentence, which is the headline then: a high score would
-    hide it. "": there are none.
+    Args:
+        never_found: a sentence about the labels that the model never finds, or "" if there are none. It is the headline
+            then, because a high score would hide it.
     """
-    heads, ours, *others = format_baselines(compared)
-    best, metric = " ".join(others[compared["best"]][:2]), compared["metric"]
-    scores = f"{_title(metric, place, compared.get('positive'))} {ours[1]}; {best}"
-    if found_none:
-        below = f"{scores}. {compared['verdict']}" if compared["verdict"] else scores
-        yield svg.headline(f"{found_none[0].upper()}{found_none[1:]}", below)
+    heads, *table = format_baselines(comparison)
+    model_row, *baseline_rows = table
+    best_name, best_score, _ = baseline_rows[comparison["best"]]
+    metric = comparison["metric"]
+    title = _title(metric, place, comparison.get("positive"))
+    scores = f"{title} {model_row[1]}; {best_name} {best_score}"
+    if never_found:
+        text = f"{scores}. {comparison['verdict']}" if comparison["verdict"] else scores
+        yield svg.headline(f"{never_found[0].upper()}{never_found[1:]}", text)
     else:
-        yield svg.headline(scores, compared["verdict"])
-    bars = [(one["method"], one["score"], one["interval"]) for one in compared["methods"]]
-    title = _title(metric, place, compared.get("positive"))
-    picture = svg.intervals(title, bars, _show(metric), ours[0])
-    yield svg.section("Beside simple methods", picture + svg.words(heads, [ours, *others], wraps=False))
+        yield svg.headline(scores, comparison["verdict"])
+    bars = [(method["method"], method["score"], method["interval"]) for method in comparison["methods"]]
+    picture = svg.intervals(title, bars, _show(metric), model_row[0])
+    yield svg.section("Beside simple methods", picture + svg.words(heads, table, wraps=False))
 
 
 def write_trials_report(folder: Path, done: Sequence[Mapping[str, Any]], summary: str) -> Path:
@@ -343,7 +356,8 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
 
 
 def _probabilities(d: TaskConfig, result: Mapping[str, Any], *, in_transformers: bool) -> str:
-    """What the probabilities are worth, and how transformers gives the same, if it has such a network."""
+    """Return whether the probabilities are calibrated, and how transformers computes the same, if it has such a
+    network."""
     if d.task == "regression":
         return ""
     if not (calibration := result.get("calibration")):
@@ -356,18 +370,21 @@ def _probabilities(d: TaskConfig, result: Mapping[str, Any], *, in_transformers:
 def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]) -> str:
     note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
-    intervals, compared = result.get("intervals", {}), ""
-    if baselines := result.get("baselines"):
+    intervals = result.get("intervals", {})
+    comparison = ""
+    baselines = result.get("baselines")
+    if baselines:
         titles, *rows = format_baselines(baselines)
         verdict = f"\n{baselines['verdict']}.\n" if baselines["verdict"] else ""
-        compared = f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
+        comparison = f"\n{render_table(titles, {name: tuple(cells) for name, *cells in rows})}{verdict}"
     place = "Cross-validation" if data_report.is_validated else "Dev"
     heads = (place_of(result).capitalize(), "with 95 % interval" if intervals else "")
     scores = render_table(heads, task_metrics.titled_metrics(figures, intervals, result.get("positive")))
     direction = f" {VALIDATED[0].upper()}{VALIDATED[1:]}." if data_report.is_validated else ""
-    if never_found := task_metrics.format_never_found(result.get("never_found", {})):
+    never_found = task_metrics.format_never_found(result.get("never_found", {}))
+    if never_found:
         direction += f"\n\nWarning: {never_found}."
-    return f"{scores}{compared}\n{place}: {note}.{direction}\n"
+    return f"{scores}{comparison}\n{place}: {note}.{direction}\n"
 
 
 def _data(data_report: DatasetReport) -> str:

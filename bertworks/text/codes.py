@@ -59,10 +59,10 @@ def is_single_word(value: str) -> bool:
 
 def _is_word_of_dates(token: str) -> bool:
     """Whether a token is a word of dates or times: Monday, avril, PDT, (CEST), 2009年, 22h."""
-    bare = token.strip(".,;()[]-")
-    if _TIME_ZONE.fullmatch(bare):
+    word = token.strip(".,;()[]-")
+    if _TIME_ZONE.fullmatch(word):
         return True
-    parts = re.findall(r"[^\W\d_]+(?:['.][^\W\d_]+)*", _without_accents(bare))
+    parts = re.findall(r"[^\W\d_]+(?:['.][^\W\d_]+)*", _without_accents(word))
     return bool(parts) and all(part in _DATE_WORDS for part in parts)
 
 

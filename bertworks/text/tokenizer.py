@@ -217,22 +217,27 @@ class Tokenizer:
         folder = local_path(folder)
         is_word_piece = self._description["model"]["type"] == "WordPiece"
         special = [self.tokens[number] for number in sorted(self.special_ids)]
-        others = [token for token in special if token not in self.special_tokens.values()]
-        named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
+        additional_tokens = [token for token in special if token not in self.special_tokens.values()]
+        special_tokens_map: dict[str, Any] = dict(self.special_tokens)
+        if additional_tokens:
+            special_tokens_map["additional_special_tokens"] = additional_tokens
         steps = tokenizer_pipeline.steps_of(self._description["normalizer"])
         normalizer: Mapping[str, Any] = next((step for step in steps if step["type"] == "BertNormalizer"), {})
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        if not has_types:
+            inputs.remove("token_type_ids")
         config = {
             "tokenizer_class": "BertTokenizer" if self.is_bert_tokenizer else "PreTrainedTokenizerFast",
-            **named,
+            **special_tokens_map,
             "model_max_length": self.model_max_length,
-            "model_input_names": ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"],
+            "model_input_names": inputs,
             **{key: normalizer[name] for key, name in NORMALIZER_SETTINGS.items() if name in normalizer},
         }
         if is_word_piece:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
         for name, content in self.files.items():
             write_bytes(folder / name, content)
-        write_json(folder / "special_tokens_map.json", named)
+        write_json(folder / "special_tokens_map.json", special_tokens_map)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
 
@@ -266,11 +271,12 @@ class Tokenizer:
         """Whether the special tokens are [CLS] A [SEP] for a text, and [CLS] A [SEP] B [SEP] for a pair, with type 1
         from B on."""
         text = self._plain.encode("a", add_special_tokens=False)
-        single, pair = self._library.post_process(text), self._library.post_process(text, text)
+        single = self._library.post_process(text)
+        pair = self._library.post_process(text, text)
         first = [self.cls_id, *text.ids, self.sep_id]
         second = [*text.ids, self.sep_id]
         types = [0] * len(first) + [1] * len(second)
-        return (single.ids, pair.ids, pair.type_ids) == (first, first + second, types)
+        return single.ids == first and pair.ids == first + second and pair.type_ids == types
 
     @cached_property
     def sha256(self) -> str:
@@ -426,8 +432,9 @@ class Tokenizer:
     def _short(self, texts: Sequence[str]) -> list[ShortText]:
         """The texts without the inside of long runs."""
         texts = list(several(texts, "give [text]"))
-        if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="give a string")
+        for text in texts:
+            if not isinstance(text, str):
+                raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         return [ShortText.of(text, self._long_runs if len(text) > _PART else None) for text in texts]
 
     def _begin(self, texts: Sequence[str], most: int | None) -> Iterator[tuple[Any, int, ShortText]]:

@@ -244,8 +244,10 @@ def _from_vocabulary(
 
 
 def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
-    """What a tokenizer_config.json says of the BertNormalizer. A null is a value of strip_accents: accents are then
-    removed where text is lower-cased."""
+    """Return the settings of the BertNormalizer in a tokenizer_config.json.
+
+    A null is a value of strip_accents: accents are then removed if the text is lower-cased.
+    """
     settings: dict[str, bool | None] = {}
     for key, name in NORMALIZER_SETTINGS.items():
         value = config.get(key)

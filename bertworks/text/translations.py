@@ -14,7 +14,7 @@ from statistics import median
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import printable
 from bertworks.io.remote import as_path
-from bertworks.io.text_files import Issues, LineReader, open_lines
+from bertworks.io.text_files import IssueCounter, Issues, LineReader, open_lines
 
 _ALIGNED = "give a sentence and its translation in each line, without lines that have no text"
 _FAR = 3.0  # a pair is suspicious if its ratio of lengths differs from the usual one by this factor
@@ -27,35 +27,37 @@ _SEPARATORS = re.compile("[\\v\\f\\x1c-\\x1e\\x85\\u2028\\u2029]")
 
 @dataclass(frozen=True)
 class Translations:
-    """Pairs of sentences, and what is remarkable about them.
+    """Pairs of sentences, with counts of pairs that a person should look at.
 
     Attributes:
         pairs: the two sides of each line.
         files: the names of the files, one or two.
         issues: counts and places ("file:line") of lines that a person should look at.
-        identical: the number of pairs with the same text on both sides.
-        ratio: the median, over the pairs, of the characters of the second side for each of the first.
-        far: the number of pairs whose ratio differs from the median by a factor of more than 3.
+        num_identical: the number of pairs with the same text on both sides.
+        usual_ratio: the median, over the pairs, of the characters of the second side for each of the first.
+        num_far: the number of pairs whose ratio differs from the median by a factor of more than 3.
     """
 
     pairs: list[tuple[str, str]]
     files: list[str]
     issues: Issues
-    identical: int
-    ratio: float
-    far: int
+    num_identical: int
+    usual_ratio: float
+    num_far: int
 
     def notes(self) -> list[str]:
         """What a person should know before the pairs are used, in sentences, with two of the pairs."""
         number = len(self.pairs)
         where = f"lines 1 to {number:,} of {' and '.join(self.files)}"
-        text = f"translations: {number:,} pairs, {where}; {self.identical / number:.1%} are the same on both sides; "
-        text += f"the second side has {self.ratio:.2f} times the characters of the first (median)"
+        text = (
+            f"translations: {number:,} pairs, {where}; {self.num_identical / number:.1%} are the same on both sides; "
+        )
+        text += f"the second side has {self.usual_ratio:.2f} times the characters of the first (median)"
         examples = [f"example  {first[:60]!r} -> {second[:60]!r}" for first, second in self.pairs[:2]]
         notes = [text, *examples, *(f"{name}: {counter}" for name, counter in self.issues.items() if counter.count)]
-        if self.far > _SUSPICIOUS * number:
+        if self.num_far > _SUSPICIOUS * number:
             notes.append("warning: the lengths of many pairs do not fit: are the two sides in the same order?")
-        if self.identical > _SUSPICIOUS * number:
+        if self.num_identical > _SUSPICIOUS * number:
             notes.append("warning: many pairs are the same on both sides: is one side not translated?")
         return list(map(printable, notes))
 
@@ -84,7 +86,7 @@ def read_translations(files: Sequence[str | Path]) -> Translations:
     else:
         rows = list(zip(*columns, strict=True))
     require(rows, "the file has no lines", names[0], _ALIGNED)
-    return _examined([_pair(row, names, number) for number, row in enumerate(rows, 1)], names, issues)
+    return _with_issues([_pair(row, names, number) for number, row in enumerate(rows, 1)], names, issues)
 
 
 def _lines(reader: LineReader, name: str, issues: Issues) -> list[str]:
@@ -107,29 +109,30 @@ def _pair(row: Sequence[str], names: Sequence[str], number: int) -> tuple[str, s
     return first.strip(), second.strip()
 
 
-def _examined(pairs: list[tuple[str, str]], names: list[str], issues: Issues) -> Translations:
-    """The pairs, with their issues.
+def _with_issues(pairs: list[tuple[str, str]], names: list[str], issues: Issues) -> Translations:
+    """Return the pairs, with the issues of their lines.
 
     Raises:
         BertworksError: a side of a pair is empty.
     """
-    empty = Issues()
+    empty_sides = IssueCounter()
     for number, pair in enumerate(pairs, 1):
         for side, text in enumerate(pair):
             if not text:
-                empty["places"].add(f"{names[side % len(names)]}:{number}")
-    if places := empty["places"].places:
-        what = f"no text on one side of a translation, in {empty['places'].count:,} places: {empty['places']}"
-        raise BertworksError(what, where=places[0], hint=_ALIGNED)
-    usual = median(len(second) / len(first) for first, second in pairs)
-    identical = far = 0
+                empty_sides.add(f"{names[side % len(names)]}:{number}")
+    if empty_sides.count:
+        what = f"no text on one side of a translation, in {empty_sides.count:,} places: {empty_sides}"
+        raise BertworksError(what, where=empty_sides.places[0], hint=_ALIGNED)
+    usual_ratio = median(len(second) / len(first) for first, second in pairs)
+    num_identical = 0
+    num_far = 0
     for number, (first, second) in enumerate(pairs, 1):
         place = f"{names[0]}:{number}"
         if first == second:
-            identical += 1
+            num_identical += 1
             issues["pairs with the same text on both sides"].add(place)
-        ratio = len(second) / len(first) / usual
+        ratio = len(second) / len(first) / usual_ratio
         if abs(math.log(ratio)) > math.log(_FAR) and max(len(first), len(second)) >= _SHORTEST_FAR:
-            far += 1
+            num_far += 1
             issues[f"pairs whose lengths differ by a factor of more than {_FAR:g} from the usual ratio"].add(place)
-    return Translations(pairs, names, issues, identical, usual, far)
+    return Translations(pairs, names, issues, num_identical, usual_ratio, num_far)

@@ -56,8 +56,9 @@ class VocabularyConfig:
     size: tokens, with the special ones.
     algorithm: how words become tokens.
     lowercase: whether the tokenizer turns text into lower case.
-    strip_accents: whether it removes accents; None: as `lowercase`, but not for text with kana, Hangul or marks that
-        are letters (as in Hindi or Thai). Without it, text is composed (NFC) first.
+    strip_accents: whether the tokenizer removes accents. None stands for the value of `lowercase`, but false for text
+        with kana, Hangul or marks that are letters (as in Hindi or Thai). Text that keeps its accents is composed (NFC)
+        first.
     min_frequency: of a pair to be merged.
     character_coverage: fraction of all characters that the alphabet covers.
     special_tokens: "bert": [CLS] A [SEP] B [SEP]. With byte-level BPE of the text as it is, white space included:
@@ -206,28 +207,28 @@ def _count(
     splitter = splitter_of(config)
     with (
         closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as words,
-        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as kept,
-        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as stripped,
+        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as accented_words,
+        closing(WordCounts(max_memory // 8, as_bytes=as_bytes)) as stripped_words,
     ):
 
         def add(counts: AccentCounts) -> None:
-            words.add(counts.shared)
-            kept.add(counts.kept)
-            stripped.add(counts.stripped)
+            words.add(counts.shared_words)
+            accented_words.add(counts.accented_words)
+            stripped_words.add(counts.stripped_words)
 
         if counted is None:
             count_words(sample, splitter, add, workers=workers, progress=progress)
         else:
             for counts in counted(sample):
                 add(counts)
-        if not (words or kept):  # the sample may have drawn all of a tiny corpus
+        if not (words or accented_words):  # the sample may have drawn all of a tiny corpus
             add(splitter.count(sample.texts))
-        if not (words or kept):
+        if not (words or accented_words):
             raise _no_words(sample, splitter)
-        decided = replace(config, strip_accents=_decide_accents(config, words, kept, notes))
-        for word, number in stripped if decided.strip_accents else kept:
+        decided_config = replace(config, strip_accents=_decide_accents(config, words, accented_words, notes))
+        for word, number in stripped_words if decided_config.strip_accents else accented_words:
             words.add({word: number})
-        return WordStatistics(words, max_memory, notes), decided
+        return WordStatistics(words, max_memory, notes), decided_config
 
 
 def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
@@ -240,7 +241,7 @@ def _no_words(sample: Sample, splitter: AccentSplitter) -> BertworksError:
 
 def _words_of_any_length(splitter: AccentSplitter, texts: list[str]) -> dict[str, int]:
     counts = replace(splitter, max_length=sys.maxsize).count(texts)
-    return Counter(counts.shared) + Counter(counts.kept)
+    return Counter(counts.shared_words) + Counter(counts.accented_words)
 
 
 def _long_word_hint(splitter: AccentSplitter) -> str:
@@ -251,17 +252,19 @@ def _long_word_hint(splitter: AccentSplitter) -> str:
     return hint
 
 
-def _decide_accents(config: VocabularyConfig, shared: WordCounts, kept: WordCounts, notes: list[str]) -> bool:
+def _decide_accents(
+    config: VocabularyConfig, shared_words: WordCounts, accented_words: WordCounts, notes: list[str]
+) -> bool:
     """Return whether to strip accents: as the config says, else as `lowercase`, but not where letters would be lost.
 
     Args:
-        shared: the words that are the same with and without accents.
-        kept: the other words, with their accents.
+        shared_words: the words that are the same with and without accents.
+        accented_words: the other words, with their accents.
     """
     strip = config.lowercase if config.strip_accents is None else config.strip_accents
     if not strip:
         return False
-    characters = shared.character_counts() + kept.character_counts()
+    characters = shared_words.character_counts() + accented_words.character_counts()
     total = max(characters.total(), 1)
     num_kana = sum(number for character, number in characters.items() if pipeline.is_kana_or_hangul(character))
     num_marks = sum(number for character, number in characters.items() if pipeline.is_letter_mark(character))
@@ -277,19 +280,20 @@ def _decide_accents(config: VocabularyConfig, shared: WordCounts, kept: WordCoun
         notes.append(f"{reason}, and stripping accents takes them apart: strip_accents=false is better")
         return True
     note = f"{reason}: accents are kept (strip_accents=false)"
-    if examples := _changed_words(config, kept):
+    examples = _changed_words(config, accented_words)
+    if examples:
         note += f", or {examples}"
     notes.append(note)
     return False
 
 
-def _changed_words(config: VocabularyConfig, kept: WordCounts) -> str:
+def _changed_words(config: VocabularyConfig, accented_words: WordCounts) -> str:
     """Return what would become of the two most frequent words that look different without their marks."""
     stripping = Splitter(splitter_of(config).stripping, sys.maxsize)
     examples: list[str] = []
-    for word, _ in kept:
-        text = kept.text_of(word).strip()
-        plain_text = " ".join(kept.text_of(part).strip() for part in stripping.words(text))
+    for word, _ in accented_words:
+        text = accented_words.text_of(word).strip()
+        plain_text = " ".join(accented_words.text_of(part).strip() for part in stripping.words(text))
         has_letters = any(
             pipeline.is_kana_or_hangul(character) or pipeline.is_letter_mark(character) for character in text
         )

@@ -66,10 +66,10 @@ class Splitter:
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
         """The number of each word in texts. Each different chunk between two spaces is split once."""
-        chunks, bad = _count_chunks(texts)
+        chunks, num_bad_words = _count_chunks(texts)
         counts = Counter[str]()
-        if bad:
-            counts[BAD] = bad
+        if num_bad_words:
+            counts[BAD] = num_bad_words
         for chunk, number in chunks.items():
             _add_words(counts, self.words(chunk), number, self.max_length)
         return counts
@@ -82,12 +82,12 @@ class Splitter:
 class AccentCounts(NamedTuple):
     """Counts of words by two tokenizers: one keeps accents, the other strips them.
 
-    The words of each tokenizer are those in `shared` and its own.
+    The words of each tokenizer are those in `shared_words` and its own.
     """
 
-    shared: dict[str, int]  # words of the parts of the text that both tokenizers split into the same words
-    kept: dict[str, int]  # words of the other parts, with their accents
-    stripped: dict[str, int]  # words of the same parts, without accents
+    shared_words: dict[str, int]  # words of the parts of the text that both tokenizers split into the same words
+    accented_words: dict[str, int]  # words of the other parts, with their accents
+    stripped_words: dict[str, int]  # words of the same parts, without accents
 
 
 @dataclass(frozen=True)
@@ -116,20 +116,22 @@ class AccentSplitter:
     def count(self, texts: Iterable[str]) -> AccentCounts:
         """The number of each word in texts, for both tokenizers."""
         keeping, stripping = self._splitters
-        chunks, bad = _count_chunks(texts, self.reads_white_space)
-        shared, kept, stripped = Counter[str](), Counter[str](), Counter[str]()
-        if bad:
-            shared[BAD] = bad
+        chunks, num_bad_words = _count_chunks(texts, self.reads_white_space)
+        shared_words = Counter[str]()
+        accented_words = Counter[str]()
+        stripped_words = Counter[str]()
+        if num_bad_words:
+            shared_words[BAD] = num_bad_words
         is_decided = self.keeping == self.stripping
         for chunk, number in chunks.items():
             words = keeping.words(chunk)
             plain_words = words if is_decided or chunk.isascii() else stripping.words(chunk)
             if words == plain_words:
-                _add_words(shared, words, number, self.max_length)
+                _add_words(shared_words, words, number, self.max_length)
             else:
-                _add_words(kept, words, number, self.max_length)
-                _add_words(stripped, plain_words, number, self.max_length)
-        return AccentCounts(shared, kept, stripped)
+                _add_words(accented_words, words, number, self.max_length)
+                _add_words(stripped_words, plain_words, number, self.max_length)
+        return AccentCounts(shared_words, accented_words, stripped_words)
 
     def __call__(self, texts: list[str]) -> tuple[AccentCounts, int]:
         """The work of a process: counts, and the number of characters."""

@@ -43,9 +43,20 @@ def select_layers(c: EncoderConfig, state: Mapping[str, Tensor], count: int) -> 
 
 # What a student of a pre-training does not take from its teacher.
 OWN = (
-    "num_hidden_layers", "type_vocab_size", "hidden_dropout", "attention_dropout", "sequence_dropout", "token_dropout",
-    "embedding_dropout", "choice_dropout", "span_dropout", "initializer_range", "pooler", "pooler_dropout", "family",
-)  # fmt: skip
+    "num_hidden_layers",
+    "type_vocab_size",
+    "hidden_dropout",
+    "attention_dropout",
+    "sequence_dropout",
+    "token_dropout",
+    "embedding_dropout",
+    "choice_dropout",
+    "span_dropout",
+    "initializer_range",
+    "pooler",
+    "pooler_dropout",
+    "family",
+)
 
 
 def student_config(c: EncoderConfig, teacher: EncoderConfig) -> EncoderConfig:

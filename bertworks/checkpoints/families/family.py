@@ -17,9 +17,15 @@ Rows = Mapping[str, Sequence[str]]
 
 # Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files it is exact.
 GELUS = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
-}  # fmt: skip
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +44,10 @@ class Family:
     always_projects: files have a projection of the embeddings even where its two widths are equal.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
     activations: names of activation functions in these files: ours.
-    lm_head_act: the activation in the head for masked tokens, of all networks of the family; "": that of the layers.
-    earlier_null: a key of config.json by which files of bertworks 0.1.0 are known: it is null there, and there is no
-        `transformers_version`; "": they need not be known. See `hf_mapping.is_of_first_version`.
+    lm_head_act: the activation in the head for masked tokens in all networks of the family; "" if it is the activation
+        of the layers.
+    earlier_null: a key of config.json that is null in files of bertworks 0.1.0, which have no `transformers_version`
+        either; "" if these files need not be recognized. See `hf_mapping.is_of_first_version`.
     flags: key of config.json: what its values, in JSON, are in ours.
     untyped: this number of token types in config.json means that there is no table of them.
     default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
