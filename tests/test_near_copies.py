@@ -304,10 +304,58 @@ def test_near_copies_that_are_more_than_a_fold_are_divided_with_a_warning() -> N
     sizes = [len(part) for part in data.parts]
     assert max(sizes) - min(sizes) <= 3
     assert [letters("buy now")] == [*both_sides(data.fold(0))], "the other near-copies stay together"
-    # A tenth is held out: the large group can stay in train as a whole.
+    # They are more than the tenth that is held out, too.
     split = read_data(rows, validation="split")
-    assert not both_sides(split)
-    assert not [note for note in split.notes if note.startswith("WARNING")]
+    assert both_sides(split) == {letters("buy now")}
+    (warning,) = [note for note in split.notes if note.startswith("WARNING")]
+    assert warning.startswith("WARNING: 60 rows are copies")
+    assert "('buy now')" in warning
+    assert "the score is too high for them. Remove the copies" in warning
+
+
+@pytest.mark.parametrize("parts", [None, 5])
+@pytest.mark.parametrize("count", [20, 59, 61, 100])
+def test_equal_texts_are_divided_if_and_only_if_they_are_more_than_a_part(parts: int | None, count: int) -> None:
+    rows = [{"text": "buy now", "label": "ab"[n % 2]} for n in range(count)]
+    rows += [{"text": f"who is {word(n)}", "label": "ab"[n % 2]} for n in range(300 - count)]
+    folds = [read_data(rows, fold=(number, parts)) for number in range(parts)] if parts else [read_data(rows)]
+    is_divided = count > 300 // (parts or 10)
+    assert any(both_sides(data) for data in folds) == is_divided
+    for data in folds:
+        assert bool([note for note in data.notes if note.startswith(f"WARNING: {count} rows")]) == is_divided
+
+
+def test_equal_texts_of_a_group_of_the_user_are_never_divided() -> None:
+    rows = [{"text": "buy now", "label": "ab"[n % 2], "writer": "spam"} for n in range(100)]
+    rows += [{"text": f"who is {word(n)}", "label": "ab"[n % 2], "writer": word(n)} for n in range(200)]
+    for number in range(5):
+        data = read_data(rows, group="writer", fold=(number, 5))
+        assert not both_sides(data)
+        assert not [note for note in data.notes if note.startswith("WARNING")], "nothing was divided"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_only_groups_larger_than_a_fold_are_divided_in_random_tables(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [draw.choice([1, 1, 2, 3, 8]) for _ in range(80)]
+    sizes += [draw.randint(40, 120) for _ in range(2)]
+    rows = [
+        {"text": f"who is {word(number)}{draw.choice(['', '?', '!'])}", "label": draw.choice("abc")}
+        for number, size in enumerate(sizes)
+        for _ in range(size)
+    ]
+    draw.shuffle(rows)
+    counts = Counter(letters(row["text"]) for row in rows)
+    for parts in (3, 5, None):
+        folds = [read_data(rows, fold=(number, parts)) for number in range(parts)] if parts else [read_data(rows)]
+        for number, data in enumerate(folds):
+            largest = len(rows) // (parts or 10)
+            assert all(counts[text] > largest for text in both_sides(data))
+            assert {item.label for item in data.train} == set("abc")
+            again = read_data(rows, fold=(number, parts)) if parts else read_data(rows)
+            assert [item.where for item in again.dev] == [item.where for item in data.dev]
+            warnings = [note for note in data.notes if note.startswith("WARNING")]
+            assert bool(warnings) == (max(counts.values()) > largest)
 
 
 @pytest.mark.parametrize("form", ["code {}", "your code"])
@@ -328,7 +376,7 @@ def test_few_texts_are_divided_by_rows_and_it_is_said() -> None:
     data = read_data(rows)
     assert both_sides(data)
     (warning,) = [note for note in data.notes if note.startswith("WARNING")]
-    assert warning == "WARNING: copies of rows in train may be in dev: kept together, they would make too few groups"
+    assert warning.startswith("WARNING: 60 rows are copies or near-copies of one another")
 
 
 def test_near_copies_in_many_documents_do_not_join_these_and_it_is_said(tmp_path: Path) -> None:
@@ -340,9 +388,7 @@ def test_near_copies_in_many_documents_do_not_join_these_and_it_is_said(tmp_path
     (tmp_path / "d.conll").write_text("".join(parts))
     data = read_data(tmp_path / "d.conll")
     (warning,) = [note for note in data.notes if note.startswith("WARNING")]
-    assert warning.startswith(
-        "WARNING: near-copies of rows in train may be in dev: kept together, they would make too few"
-    )
+    assert warning.startswith("WARNING: 40 rows are copies or near-copies of one another")
     train, dev = ({item.texts for item in part} for part in (data.train, data.dev))
     assert not train & dev
     assert {item.document for item in data.train}.isdisjoint(item.document for item in data.dev)

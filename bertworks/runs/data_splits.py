@@ -42,6 +42,7 @@ POSITIVE_NAMES = ("1", "yes", "true", "pos", "positive")  # of the class of two 
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 FEWEST_GROUPS = 10  # documents, or different texts, that are divided as a whole
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
+_SHORTENED = 60  # characters of a text in a warning
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 _PARTS = re.compile(r"(?s:.{1,65536})(?!\S)|\S+")  # of a text, without a cut in a word
 LISTED = 5  # rows named in a note
@@ -112,8 +113,9 @@ def read_data(
         whole_documents: documents of a CoNLL file stay on one side, because their sentences are read together.
         positive: the class whose F1 is reported, if there are two; None if `choose_positive` is to infer it.
 
-    Near-copies that are all rows of a label, or more rows than a fold has, are divided, and a note warns: the former
-    by rows, the latter only where their texts differ.
+    Copies and near-copies that are all rows of a label, or more rows than a fold or the held-out tenth has, are
+    divided, and a note warns: first where their texts differ, then by rows. Questions on one context never are, nor are
+    the rows of a group or document.
 
     Raises:
         UsageError: no such file or column; no such class.
@@ -405,22 +407,24 @@ def _groups(
     groups = documents if by_document else rows
     copies = _Copies(all_items, schema, near_copies)
     if schema.task == "qa":
-        return _joined(groups, copies.keys(num_parts, notes))
+        joined_groups = _joined(groups, copies.keys(num_parts, notes))
+        notes += copies.division_notes(joined_groups)
+        return joined_groups
     # Short sentences that are in many documents would make one group of these.
     largest = max(len(rows) // FEWEST_GROUPS, *Counter(groups).values())
-    joined_groups: list[Hashable] = groups
+    joined_groups = groups
     warnings: list[str] = []
     for kind in ("near-copies", "copies") if near_copies else ("copies",):
         copy_notes: list[str] = []
         if kind == "near-copies":
             keys = copies.keys(num_parts, copy_notes)
         else:
-            keys = copies.exact
+            keys = copies.exact_keys()
             copy_notes = copies.exact_notes()
         joined_groups = _joined(groups, keys)
         has_few_groups = len(set(joined_groups)) < FEWEST_GROUPS
         if not has_few_groups and not (by_document and max(Counter(joined_groups).values()) > largest):
-            notes += [*copy_notes, *warnings]
+            notes += [*copy_notes, *warnings, *copies.division_notes(joined_groups)]
             break
         if len(set(keys)) < len(rows):
             effect = "too few groups" if has_few_groups else "a group of more than a tenth of the rows"
@@ -459,7 +463,8 @@ class _Copies:
     def __init__(self, rows: Sequence[Item], schema: Schema, near_copies: bool):
         self._rows = rows
         self._task = schema.task
-        self._divided_rows: set[int] = set()
+        self._divided_copies: set[Hashable] = set()  # keys of `near`
+        self._divided_rows: set[int] = set()  # that stay together with no other row
         if schema.task == "qa":
             rows = [item._replace(texts=item.texts[1:]) for item in rows]
         self._texts = [item.texts for item in rows]
@@ -469,25 +474,36 @@ class _Copies:
     def keys(self, num_parts: int | None, notes: list[str]) -> list[Hashable]:
         """Return a key for each row, the same for rows that stay together, and add notes about them.
 
-        Near-copies that are more rows than one of `num_parts` parts are divided where their texts differ. Copies of any
-        kind that are all rows of a label are divided too, if need be by rows: no model could learn such a label and be
-        evaluated on it.
+        Near-copies are divided where their texts differ if they are more rows than one of `num_parts` parts (None: than
+        the held-out tenth), or all rows of a label, which no model could learn and be evaluated on. Copies for which
+        that still holds are divided by rows, except the questions on one context.
         """
         if not self.near:
             notes += self.exact_notes()
             return self.exact
         near: list[Hashable] = list(self.near)
-        largest = len(near) if num_parts is None else max(1, len(near) // num_parts)
-        too_large = {key for key, count in Counter(near).items() if count > largest}
-        divided_keys = too_large | self._whole_labels(near).keys()
-        keys = [exact if key in divided_keys else key for key, exact in zip(near, self.exact, strict=True)]
-        whole_labels = self._whole_labels(keys)
-        self._divided_rows = {row for row, key in enumerate(keys) if key in whole_labels}
-        keys = [row if row in self._divided_rows else key for row, key in enumerate(keys)]
+        if num_parts is None:
+            largest = max(1, int(min(DEV_FRACTION * len(near), MAX_DEV_ROWS)))
+        else:
+            largest = max(1, len(near) // num_parts)
+        self._divided_copies = self._groups_to_divide(near, largest)
+        keys = [exact if key in self._divided_copies else key for key, exact in zip(near, self.exact, strict=True)]
+        if self._task != "qa":
+            divided = self._groups_to_divide(keys, largest)
+            self._divided_rows = {row for row, key in enumerate(keys) if key in divided}
+            keys = [row if row in self._divided_rows else key for row, key in enumerate(keys)]
         notes += self.exact_notes()
         notes += self._near_notes(keys)
-        notes += self._division_notes(near, keys)
         return keys
+
+    def exact_keys(self) -> list[Hashable]:
+        """Return a key for each row, the same for rows with the same texts that stay together."""
+        return [row if row in self._divided_rows else key for row, key in enumerate(self.exact)]
+
+    def _groups_to_divide(self, keys: Sequence[Hashable], largest: int) -> set[Hashable]:
+        """Return the keys of groups that no split can leave whole: more than `largest` rows, or all rows of a label."""
+        too_large = {key for key, count in Counter(keys).items() if count > largest}
+        return too_large | self._whole_labels(keys).keys()
 
     def keys_of_sides(self) -> Iterator[Sequence[Sequence[Hashable]]]:
         """Yield for each row a key for each of its texts: first the keys of near-copies, then those of copies. Rows
@@ -518,18 +534,25 @@ class _Copies:
         examples = " and ".join(copies.places[:2])
         return [f"kept together: {copies.count:,} rows that are near-copies of another row, such as {examples}"]
 
-    def _division_notes(self, near: Sequence[Hashable], keys: Sequence[Hashable]) -> list[str]:
-        """Return a warning about copies that are divided, with two examples."""
-        whole: dict[Hashable, set[Hashable]] = defaultdict(set)
-        for before, after in zip(near, keys, strict=True):
-            whole[before].add(after)
-        divided_rows = [row for row, key in enumerate(near) if len(whole[key]) > 1]
-        if not divided_rows:
+    def division_notes(self, groups: Sequence[Hashable]) -> list[str]:
+        """Return a warning about the copies that are in several of these groups because they are too many to stay
+        together, with the first of them. Groups of the user may have kept them together."""
+        groups_of_copies: dict[Hashable, set[Hashable]] = defaultdict(set)
+        for key, group in zip(self.near, groups, strict=bool(self.near)):
+            if key in self._divided_copies:
+                groups_of_copies[key].add(group)
+        divided = [row for row, key in enumerate(self.near) if len(groups_of_copies.get(key, ())) > 1]
+        if not divided:
             return []
-        examples = " and ".join(map(self._place, divided_rows[:2]))
-        what = f"{len(divided_rows):,} rows are copies or near-copies of one another, such as {examples}"
-        why = "they are all rows of a label, or more than a fold has"
-        return [f"WARNING: {what}, and are divided all the same, because {why}: the scores will be too good"]
+        text = " ".join(self._texts[divided[0]])
+        if len(text) > _SHORTENED:
+            text = f"{text[:_SHORTENED]}..."
+        examples = " and ".join(map(self._place, divided[:2]))
+        return [
+            f"WARNING: {len(divided):,} rows are copies or near-copies of one another, such as {examples} ({text!r}), "
+            "and are divided between both sides of the split, because they are all rows of a label, or more than a "
+            "fold or the held-out part has: the score is too high for them. Remove the copies for a true score"
+        ]
 
     def _whole_labels(self, keys: Sequence[Hashable]) -> dict[Hashable, str]:
         """Return the keys of groups that have all rows of a label, of which there are several, and that label."""
