@@ -21,6 +21,7 @@ from bertworks.events import Event, forward_events
 from bertworks.inference.task_metrics import bounded, format_score, metric_name
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
+from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused, request_of_run
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
@@ -68,12 +69,15 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
 
 
 def run_trials(
-    output: str | Path, trials: Sequence[Trial], *, overwrite: bool = False, **options: Any
-) -> Iterator[Event]:
+    output: str | Path, trials: Sequence[Trial], *, device: str = "auto", overwrite: bool = False,
+    data: LabelledData | None = None,
+) -> Iterator[Event]:  # fmt: skip
     """Runs all trials, each in its own folder inside `output`. Afterwards `output` holds the model that is best on dev,
     and trials.json with all results. If interrupted, the same call resumes.
 
-    options: those of `finetune_events`: device; data of the request, if it is read already.
+    All of them are compared with simple methods: the report of the trials shows the comparisons.
+
+    data: that of the requests, if it is read already.
 
     Raises:
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
@@ -99,7 +103,7 @@ def run_trials(
 
         if resumes:
             begin()
-        yield from _run_trials(output, trials, before_writing=begin, overwrite=overwrite, **options)
+        yield from _run_trials(output, trials, before_writing=begin, device=device, overwrite=overwrite, data=data)
 
 
 def _run_trials(
