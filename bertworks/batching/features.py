@@ -120,7 +120,8 @@ class Truncation:
     """How many rows were longer than the model reads, and how much of them was left out.
 
     rows: all of them; truncated: those that lost their end.
-    tokens_read, tokens_left_out: of the truncated rows, without special tokens.
+    tokens_read, tokens_left_out: of the truncated rows, without special tokens. Of a question and its context these
+        are the tokens of the question: the context is read in windows, to its end.
     """
 
     rows: int = 0
@@ -141,7 +142,10 @@ class Truncation:
         tokens_read = 0
         if features.num_truncated:
             special = list(tokenizer.special_ids - {tokenizer.unk_id})
-            tokens_read = sum(int(np.isin(one.input_ids, special, invert=True).sum()) for one in features.unit)
+            sequences = [example.input_ids for example in features.unit]
+            if features.windows:
+                sequences = [features.unit[0].input_ids[: features.begin]]  # the question, which each window repeats
+            tokens_read = sum(int(np.isin(ids, special, invert=True).sum()) for ids in sequences)
         self.add(tokens_read, features.num_truncated)
 
     @property
