@@ -2438,6 +2438,15 @@ def test_the_class_whose_f1_is_reported(shell: Shell, model: Path) -> None:
     shell.works("check", three, "--model", model)
 
 
+@says("type smaller numbers of --seeds and --folds, or fewer values of --sweep")
+def test_absurdly_many_trainings(shell: Shell, model: Path) -> None:
+    data = table("mail.csv", ("text", "label"), *((f"a film {n}", "ab"[n % 2]) for n in range(40)))
+    command = ("finetune", data, "--model", model, "-o", "runs", *FAST, "--method", "full")
+    answer = shell.fails(*command, "--seeds", "1000000000000")
+    shell.shows(answer, "type smaller numbers of --seeds and --folds, or fewer values of --sweep")
+    shell.works(*command, "--seeds", "2")
+
+
 @says("--positive {}", "leave out --positive")
 def test_the_class_whose_f1_is_reported_by_an_evaluation(shell: Shell) -> None:
     write_head(Path("two"), task="classification", labels=("ham", "junk mail"), text=("text",))
