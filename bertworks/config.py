@@ -38,6 +38,12 @@ Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
 NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
 MAX_SIZE = 1 << 20  # of what a model folder tells to reserve
 Size = Annotated[int, Range(f"1 to {MAX_SIZE:,}", lambda x: 1 <= x <= MAX_SIZE)]
+# What people use is far below these. Far above them, a run would need more memory than any machine has, or never end.
+MAX_COUNT = 2_000_000_000  # steps, sequences, evaluations
+MAX_TOKENS = 1 << 40  # that are computed at once: a byte for each of them would be a terabyte
+Count = Annotated[int, Range(f"1 to {MAX_COUNT:,}", lambda x: 1 <= x <= MAX_COUNT)]
+CountOrZero = Annotated[int, Range(f"0 to {MAX_COUNT:,}", lambda x: 0 <= x <= MAX_COUNT)]
+TokenCount = Annotated[int, Range(f"1 to {MAX_TOKENS:,}", lambda x: 1 <= x <= MAX_TOKENS)]
 LONGEST = 60  # characters of a path in a message
 AboveZero = Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)]
 SizeOrZero = Annotated[int, Range(f"0 to {MAX_SIZE:,}", lambda x: 0 <= x <= MAX_SIZE)]

@@ -9,6 +9,8 @@ import pytest
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
+from bertworks.runs.finetune import make_finetune_request
+from bertworks.runs.trials import plan_trials
 from bertworks.text.corpus import CorpusReader
 from bertworks.training.recipe import load_finetune_recipe, load_recipe
 
@@ -67,3 +69,43 @@ def test_absurd_numbers_of_a_training(option: str, tmp_path: Path) -> None:
         load_finetune_recipe("stable", [f"{option}=1000000000000"])
     with pytest.raises(UsageError, match=r"batch_size is 1000000000000: expected 1 to 1,048,576"):
         load_recipe("bert-tiny", ["train.phases.0.batch_size=1000000000000"])
+
+
+@pytest.mark.parametrize("size", [10**12, 10**30])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "train.phases.0.num_steps", "train.phases.0.sequence_length", "train.micro_batch_tokens",
+        "train.held_out_sequences", "train.evaluate_every", "train.save_every", "sampling.copies",
+        "masking.max_predictions",
+    ],
+)  # fmt: skip
+def test_absurd_numbers_of_a_pretraining(option: str, size: int) -> None:
+    if option == "train.micro_batch_tokens":
+        size *= 10
+    with pytest.raises(UsageError, match=rf"{option.rpartition('.')[2]} is {size}: expected [015] to [0-9,]+"):
+        load_recipe("bert-tiny", [f"{option}={size}"])
+
+
+@pytest.mark.parametrize(
+    "option", ["max_length", "evaluations", "patience", "cloze_steps", "micro_batch_tokens", "save_every"]
+)
+def test_absurd_numbers_of_a_finetuning(option: str) -> None:
+    size = 10**13
+    with pytest.raises(UsageError, match=rf"{option} is {size}: expected [018] to [0-9,]+"):
+        load_finetune_recipe("stable", [f"{option}={size}"])
+
+
+def test_numbers_that_people_use_stay_allowed() -> None:
+    options = ["train.phases.0.num_steps=1000000000", "train.micro_batch_tokens=100000000000", "sampling.copies=40"]
+    recipe = load_recipe("bert-tiny", options)
+    assert recipe.train.phases[0].num_steps == 10**9
+    assert load_finetune_recipe("stable", ["save_every=1000000", "patience=1000000"]).patience == 10**6
+
+
+@pytest.mark.parametrize("options", [{"seeds": 10**12}, {"folds": 10**12}, {"seeds": 200, "folds": 100}])
+def test_absurdly_many_trainings(options: dict[str, int], tmp_path: Path) -> None:
+    request = make_finetune_request(tmp_path / "a.csv")
+    with pytest.raises(UsageError, match=r"fine-tunings .* expected at most 10,000"):
+        plan_trials(request, **options)
+    assert len(plan_trials(request, seeds=100, folds=10)) == 1000

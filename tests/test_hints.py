@@ -2438,6 +2438,30 @@ def test_the_class_whose_f1_is_reported(shell: Shell, model: Path) -> None:
     shell.works("check", three, "--model", model)
 
 
+@says("type smaller numbers of --seeds and --folds, or fewer values of --sweep")
+def test_absurdly_many_trainings(shell: Shell, model: Path) -> None:
+    data = table("mail.csv", ("text", "label"), *((f"a film {n}", "ab"[n % 2]) for n in range(40)))
+    command = ("finetune", data, "--model", model, "-o", "runs", *FAST, "--method", "full")
+    answer = shell.fails(*command, "--seeds", "1000000000000")
+    shell.shows(answer, "type smaller numbers of --seeds and --folds, or fewer values of --sweep")
+    shell.works(*command, "--seeds", "2")
+
+
+@says("--positive {}", "leave out --positive")
+def test_the_class_whose_f1_is_reported_by_an_evaluation(shell: Shell) -> None:
+    write_head(Path("two"), task="classification", labels=("ham", "junk mail"), text=("text",))
+    data = table("mail.csv", ("text", "label"), ("a film", "ham"), ("a bad film", "junk mail"))
+    assert "F1 of 'junk mail'" in shell.works("evaluate", "task", "two", data)
+    assert "F1 of 'ham'" in shell.works("evaluate", "task", "two", data, "--positive", "ham")
+    refused = shell.fails("evaluate", "task", "two", data, "--positive", "spam")
+    options = shlex.split(shell.shows(refused, "--positive {}").split(" or ")[1])
+    assert "F1 of 'junk mail'" in shell.works("evaluate", "task", "two", data, *options)
+    write_head(Path("three"), task="classification", labels=("ham", "junk mail", "spam"), text=("text",))
+    answer = shell.fails("evaluate", "task", "three", data, "--positive", "ham")
+    shell.shows(answer, "leave out --positive")
+    shell.works("evaluate", "task", "three", data)
+
+
 @says("--max-length {}", "--set class_weights=balanced")
 def test_advice_at_the_end_of_a_training(shell: Shell, model: Path) -> None:
     """The last line names what the warnings about the data have found."""

@@ -1,5 +1,6 @@
 """Methods of fine-tuning: a linear head on frozen vectors, pairs by their cosine, and the choice between methods."""
 
+import inspect
 import json
 import random
 from collections.abc import Callable
@@ -410,3 +411,8 @@ def test_the_report_of_a_linear_head_has_its_figures_and_no_steps(model: Path, t
     assert "steps" not in page.partition("<details>")[0]
     assert "Nothing has been measured" not in page
     assert f"accuracy {100 * done.fields['figures']['accuracy']:.1f}%" in page
+
+
+def test_trials_are_always_compared_with_simple_methods() -> None:
+    """The report of several trainings shows the comparisons; without them it ended in a KeyError."""
+    assert {*inspect.signature(run_trials).parameters} == {"output", "trials", "device", "overwrite", "data"}

@@ -9,6 +9,7 @@ import pytest
 from served import write_head
 
 from bertworks.batching.features import Truncation, format_truncation
+from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
 from bertworks.evaluation.evaluate import evaluate_sts, evaluate_task
 from bertworks.evaluation.retrieval import evaluate_pairs, evaluate_retrieval
@@ -146,3 +147,40 @@ def test_documents_of_a_test_collection(model: Path, tmp_path: Path) -> None:
     assert last.fields["truncated"] == 1
     assert last.fields["truncated_tokens"] > 0
     assert any("WARNING: 1 of 3 documents were truncated" in event.text for event in events)
+
+
+def test_evaluate_squad_says_how_many_questions_were_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Contexts are read to their end, in windows; of the questions only the beginning is read."""
+    model = write_head(tmp_path / "model", task="qa")
+    path = tmp_path / "squad.json"
+    paragraphs = []
+    for number, question in enumerate([LONG, SHORT, LONG + LONG]):
+        answer = {"text": "dogs", "answer_start": 4}
+        paragraphs.append(
+            {
+                "context": f"the dogs know {LONG}",
+                "qas": [{"id": f"q{number}", "question": question, "answers": [answer]}],
+            }
+        )
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    tokens = [tokens_of(model, text) for text in (LONG, LONG + LONG)]
+    read = read_json(model / "task.json")["max_question"]
+    expected = {
+        "truncated": 2,
+        "truncated_tokens": sum(tokens) - 2 * read,
+        "truncated_share": pytest.approx(1 - 2 * read / sum(tokens)),
+    }
+    task = evaluate_task(model, path, device="cpu")
+    assert {name: task[name] for name in expected} == expected
+    words = ["evaluate", "squad", str(model), "--data", str(path)]
+    assert main([*words, "--json"]) == 0
+    squad = json.loads(capsys.readouterr().out)
+    assert {name: squad[name] for name in expected} == expected
+    sentence = f"2 of 3 questions were truncated: {squad['truncated_share']:.1%} of their tokens were left out"
+    for command in (words, ["evaluate", "task", str(model), str(path)]):
+        assert main(command) == 0
+        assert f"WARNING: {sentence}; these are figures of their beginnings\n" in capsys.readouterr().out
+    (tmp_path / "answers.json").write_text('{"q0": "dogs", "q1": "dogs", "q2": "men"}')
+    predicted = ["evaluate", "squad", "--data", str(path), "--predictions", str(tmp_path / "answers.json"), "--json"]
+    assert main(predicted) == 0
+    assert "truncated" not in json.loads(capsys.readouterr().out)

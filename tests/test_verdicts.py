@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fine import tokenizer, write_reviews
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 from bertworks.batching.features import Features
 from bertworks.checkpoints.storage import read_json
@@ -21,6 +21,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.task_metrics import compute_metrics, format_never_found, task_results
+from bertworks.metrics.intervals import label_correlation
 from bertworks.runs.baselines import FINETUNED, compare_baselines
 from bertworks.runs.data_splits import LabelledData, choose_positive, describe_task, read_data
 from bertworks.runs.dataset_report import check_file
@@ -305,3 +306,52 @@ def test_errors_are_introduced(model: Path, tmp_path: Path) -> None:
     text = read_json(output / "finished.json")["text"]
     assert scores
     assert "wrong labels of the data may be among them" in text
+
+
+# --- several labels for each row ---
+
+
+def compared_sets(gold: list[list[str]], predicted: list[list[str]], names: str = "abcdef") -> dict[str, Any]:
+    """The comparison of predicted sets of labels with the most frequent label alone."""
+    d = TaskConfig(task="multilabel", text=("text",), labels=tuple(names), max_length=64)
+    items = [Item((f"a film {n}",), labels, f"f:{n}") for n, labels in enumerate(gold)]
+    rows = list(make_featurizer(d, tokenizer())(items))
+    answers = {
+        FINETUNED: [{"labels": labels, "scores": {}} for labels in predicted],
+        "most frequent labels": [{"labels": ["a"], "scores": {}}] * len(gold),
+    }
+    return compare_baselines(d, "micro_f1", rows, answers)
+
+
+def test_a_model_that_finds_rare_labels_has_learned_something() -> None:
+    """Micro F1 is smaller than that of the most frequent label, which does not depend on the text."""
+    gold = [["a", *(name for place, name in enumerate("bcdef") if n % 20 == place)] for n in range(100)]
+    gold = [labels if n % 10 else labels[1:] for n, labels in enumerate(gold)]
+    predicted = [[name for name in labels if name != "a"] for labels in gold]
+    found = compared_sets(gold, predicted)
+    assert found["methods"][1]["difference"] < 0
+    assert "learned nothing" not in found["verdict"]
+    assert "worse than" in found["verdict"]
+
+
+def test_random_labels_are_nothing_and_few_rows_show_nothing() -> None:
+    draw = np.random.default_rng(3)
+    gold = [[name for name in "abcdef" if draw.random() < 0.3] for _ in range(100)]
+    predicted = [[name for name in "abcdef" if draw.random() < 0.9] for _ in range(100)]
+    assert "learned nothing" in compared_sets(gold, predicted)["verdict"]
+    assert "has learned nothing" in compared_sets(gold, [["a", "b"]] * 100)["verdict"]
+    assert "learned nothing" in compared_sets([["b"], ["c"]] * 50, [["c"], ["b"]] * 50)["verdict"]
+    few = compared_sets([["a"], ["b"], ["a"]], [["a"], ["b"], ["a"]])["verdict"]
+    assert "cannot show whether fine-tuning has learned anything: on 3 rows" in few
+
+
+def test_the_correlation_of_labels_is_that_of_matthews_where_each_row_has_one() -> None:
+    draw = np.random.default_rng(4)
+    gold, predicted = np.eye(4)[draw.integers(0, 4, 60)], np.eye(4)[draw.integers(0, 4, 60)]
+    counts = np.stack([gold * predicted, predicted, gold], 1)
+    reference = matthews_corrcoef(gold.argmax(1), predicted.argmax(1))
+    assert label_correlation(counts).value == pytest.approx(reference)
+    several = (draw.random((60, 4)) < 0.4).astype(float)
+    single = np.stack([several * gold, several, gold], 1)[:, :, :1]
+    reference = matthews_corrcoef(gold[:, 0], several[:, 0])
+    assert label_correlation(single).value == pytest.approx(reference)

@@ -122,7 +122,8 @@ class Truncation:
 
     rows: the number of all rows.
     truncated: the number of rows that lost their end.
-    tokens_read, tokens_left_out: numbers of tokens of the truncated rows, without special tokens.
+    tokens_read, tokens_left_out: numbers of tokens of the truncated rows, without special tokens. Of a question and
+        its context these are the tokens of the question: the context is read in windows, to its end.
     """
 
     rows: int = 0
@@ -143,8 +144,11 @@ class Truncation:
         tokens_read = 0
         if features.num_truncated:
             special_ids = list(tokenizer.special_ids - {tokenizer.unk_id})
-            for example in features.unit:
-                is_text = np.isin(example.input_ids, special_ids, invert=True)
+            sequences = [example.input_ids for example in features.unit]
+            if features.windows:
+                sequences = [features.unit[0].input_ids[: features.begin]]  # the question, which each window repeats
+            for input_ids in sequences:
+                is_text = np.isin(input_ids, special_ids, invert=True)
                 tokens_read += int(is_text.sum())
         self.add(tokens_read, features.num_truncated)
 

@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bertworks.batching.sampling import Ids, Target, TokenSequence
-from bertworks.config import Range, Settings
+from bertworks.config import Range, Settings, SizeOrZero
 from bertworks.errors import check, require
 from bertworks.text.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class MaskingConfig(Settings):
     rate: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.15
     rounding: Literal["nearest", "random"] = "nearest"
     special_tokens: Literal["replacements", "predicted"] = "replacements"
-    max_predictions: Annotated[int, Range("a number of tokens, or 0", lambda x: x >= 0)] = 0
+    max_predictions: SizeOrZero = 0
     mask: float = 0.8
     random: float = 0.1
     unit: Literal["token", "whole_word", "span"] = "token"

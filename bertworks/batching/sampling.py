@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.config import Positive, Range, Settings
+from bertworks.config import Range, Settings, Size
 from bertworks.errors import expect, require
 from bertworks.text.shards import TokenStore
 from bertworks.text.tokenizer import Template
@@ -51,7 +51,7 @@ class SamplingConfig(Settings):
 
     format: Format = "next_sentence"
     short_rate: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.1
-    copies: Positive = 1
+    copies: Size = 1
     language_power: Annotated[float, Range("a number from 0 to 1", lambda x: 0 <= x <= 1)] = 1.0
     parallel_rate: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
 

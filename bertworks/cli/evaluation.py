@@ -73,6 +73,7 @@ def task(
     text: console.Repeatable = None,
     label: console.Repeatable = None,
     threshold: float | None = None,
+    positive: str | None = None,
     overwrite: console.OverwriteFile = False,
     read: console.Read = ReadOptions(),
     precision: console.InferencePrecision = "auto",
@@ -84,6 +85,7 @@ def task(
         data: Labelled rows outside the training data, in any format of finetune.
         errors: File for all errors, the most confident first.
         threshold: See predict.
+        positive: Of two classes the one whose F1 is reported. Unset: that of the training.
 
     Examples:
         bertworks evaluate task MODEL test.csv
@@ -93,9 +95,15 @@ def task(
     from bertworks.inference.task_metrics import format_metrics, format_never_found
 
     refuse_existing(errors, overwrite)
-    options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision, "on_note": console.say}
+    options: dict[str, Any] = {"threshold": threshold, "positive": positive, "read": read, "precision": precision}
     result = bw.evaluate_task(
-        bw.task_folder(model, joint_task), data, errors=errors, text=text or [], label=label, **options
+        bw.task_folder(model, joint_task),
+        data,
+        errors=errors,
+        text=text or [],
+        label=label,
+        on_note=console.say,
+        **options,
     )
     positive = result["positive"]
     lines = [f"{result['rows']:,} rows: {format_metrics(result['figures'], result['intervals'], positive)}"]
@@ -103,7 +111,8 @@ def task(
     if fp32_figures:
         lines.append(f"in fp32: {format_metrics(fp32_figures, positive=positive)}")
     if result["truncated"]:
-        lines.append(f"WARNING: {format_truncation(result)}; these are figures of their beginnings")
+        rows = "questions" if result["task"] == "qa" else "rows"
+        lines.append(f"WARNING: {format_truncation(result, rows)}; these are figures of their beginnings")
     if result["never_found"]:
         lines.append(f"WARNING: {format_never_found(result['never_found'])}")
 
@@ -147,14 +156,17 @@ def squad(
         bertworks evaluate squad MODEL --data dev.json
         bertworks evaluate squad --data dev.json --predictions answers.json
     """
+    from bertworks.batching.features import Truncation, format_truncation
+
     if (predictions is None) == (model is None):
         raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
     refuse_existing(output, overwrite)
     answers: Path | dict[str, str] = predictions or {}
+    truncation = Truncation()
     if model is not None:
         refuse_unwritable(output)
         console.say(f"{model} answers the questions of {data} ...")
-        found = bw.answer_questions(data, model, on_note=console.say)
+        found = bw.answer_questions(data, model, counts=truncation, on_note=console.say)
         answers = {identity: answer["answer"] for identity, answer in found}
         if output is not None:
             write_json(output, answers)
@@ -164,7 +176,13 @@ def squad(
     figures = {name: v for name, v in result.items() if v is not intervals and v not in ids.values()}
     shown = {name: f"{v:,}" if isinstance(v, int) else str(v) for name, v in figures.items()}
     shown |= {name: f"{shown[name]} ({low:.1f} to {high:.1f})" for name, (low, high) in intervals.items()}
-    yield result, console.table(shown.items())
+    lines = [console.table(shown.items())]
+    if model is not None:
+        result |= truncation.as_dict()
+        if truncation.truncated:
+            sentence = format_truncation({"rows": truncation.rows, **truncation.as_dict()}, "questions")
+            lines.append(f"WARNING: {sentence}; these are figures of their beginnings")
+    yield result, "\n".join(lines)
     for what, identities in ids.items():
         if identities:
             console.say(f"{len(identities):,} {what}: {first_names(identities, 5)}")

@@ -49,6 +49,7 @@ from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled
 from bertworks.models.encoder import Pooling
 from bertworks.runs.adaptation import bits_batches
+from bertworks.runs.data_splits import choose_positive
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, masked_examples, split_long_documents
 from bertworks.runs.report import write_errors
@@ -258,8 +259,9 @@ def evaluate_sts(
 
 def evaluate_task(
     model: str | Path, data: Data, *, errors: str | Path | None = None, text: str | Sequence[str] = (),
-    label: str | Sequence[str] | None = None, threshold: float | None = None, read: ReadOptions = ReadOptions(),
-    device: str = "auto", precision: PrecisionOption = "auto", on_note: Callable[[str], object] = no_notes,
+    label: str | Sequence[str] | None = None, threshold: float | None = None, positive: str | None = None,
+    read: ReadOptions = ReadOptions(), device: str = "auto", precision: PrecisionOption = "auto",
+    on_note: Callable[[str], object] = no_notes,
 ) -> dict[str, Any]:  # fmt: skip
     """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
     (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
@@ -276,10 +278,12 @@ def evaluate_task(
         errors: a file for all mistakes, those with the highest confidence first.
         text, label: columns; (): those of the training, else inferred.
         threshold, precision: see `Predictor`.
+        positive: of two classes the one whose F1 is reported; None: that of the training, and in a folder that does not
+            name it the second one.
         on_note: is called with each of the notes before the work.
 
     Raises:
-        UsageError: no such column.
+        UsageError: no such column; `positive` is not one of two classes.
         BertworksError: no such model; a row that cannot be evaluated, with its line, as one without a label.
     """
     refuse_unwritable(errors)
@@ -288,6 +292,8 @@ def evaluate_task(
     empty_rows = IssueCounter()
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = _labelled(reader, d, text, label)
+    if positive is not None:
+        d = replace(d, positive=choose_positive((), schema, positive, notes))
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
     rows = list(items(reader, replace(schema, any_label=True), left_out=empty_rows))
     require(rows, "no row has a text and a label", reader.name, "name another file, or --text COLUMN")

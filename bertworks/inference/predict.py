@@ -13,6 +13,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from bertworks.batching.features import Truncation
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Row, RowReader
@@ -294,11 +295,12 @@ def _tagged_lines(reader: RowReader, schema: Schema, results: Iterator[dict[str,
 
 def answer_questions(
     data: str | Path, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto",
-    on_note: Callable[[str], object] = no_notes,
+    counts: Truncation | None = None, on_note: Callable[[str], object] = no_notes,
 ) -> Iterator[tuple[str, Answer]]:  # fmt: skip
     """The id of each question in a SQuAD file and its answer (`Decoder`), in order.
 
     Args:
+        counts: counts the questions that are longer than the model reads, and how much of them was left out.
         on_note: is called with notes before the work: two examples as the network reads them.
 
     Raises:
@@ -313,6 +315,8 @@ def answer_questions(
     for note in predictor.reading.preview(list(islice(items(reader, schema), 2))):
         on_note(note.text)
     for features, answer in predictor.answers(items(reader, schema)):
+        if counts is not None:
+            counts.add_features(features, predictor.tokenizer)
         yield features.item.id, answer
 
 

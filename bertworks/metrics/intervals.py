@@ -6,6 +6,7 @@
 - `wilson_interval`: of a fraction of independent rows (Wilson 1927)
 - `interval_of_mean`: of the mean of several trainings, over rows and seeds
 - `ratio_sums`, `mean_sums`, `count_sums`, `correlations`: metrics as functions of sums
+- `label_correlation`: of labels that are true or false by themselves
 - `fit_temperature`: one number by which logits are divided (Guo et al. 2017)
 - `confidences`: logits and gold labels -> probabilities, and what was right
 - `best_label_threshold`: of predictions with several labels
@@ -198,6 +199,27 @@ def _matthews(counts: Array) -> Array:
     rows = gold.sum(1)
     spread = [rows * rows - (side * side).sum(1) for side in (predicted, gold)]
     return ratio(right.sum(1) * rows - (predicted * gold).sum(1), np.sqrt(spread[0] * spread[1]))
+
+
+def label_correlation(counts: Array) -> RowSums:
+    """The correlation of predicted with gold decisions about labels that are true or false by themselves, pooled within
+    the labels: the sum over the labels of the covariance of the two, divided by the root of the product of the sums of
+    their variances. It is 0 for answers that are the same in all rows, whatever they are, and 1 if all are right. For
+    rows with exactly one label it is the Matthews correlation of Gorodkin 2004.
+
+    counts: how many labels of each row are right, predicted and gold: float64 [rows, 3, labels], 0 or 1.
+    """
+    shape = counts.shape[1:]
+
+    def correlation(sums: Array) -> Array:
+        rows = sums[:, :1]
+        right, predicted, gold = sums[:, 1:].reshape(len(sums), *shape).swapaxes(0, 1)
+        covariance = (rows * right - predicted * gold).sum(1)
+        predicted_variance = (rows * predicted - predicted * predicted).sum(1)
+        gold_variance = (rows * gold - gold * gold).sum(1)
+        return ratio(covariance, np.sqrt(predicted_variance * gold_variance))
+
+    return RowSums(np.concatenate([np.ones((len(counts), 1)), counts.reshape(len(counts), -1)], 1), correlation)
 
 
 _COUNT_METRICS: Mapping[str, Callable[[Array], Array]] = {  # of counts (right, predicted, gold) [samples, 3, labels]

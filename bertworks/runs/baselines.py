@@ -30,9 +30,18 @@ from bertworks.datasets.schema import Item
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.engine import compute_each, compute_vectors, prepared_encoder
-from bertworks.inference.task_metrics import TASKS, format_score, groups_of, interval_of, metric_name, row_sums
+from bertworks.inference.task_metrics import (
+    TASKS,
+    format_score,
+    groups_of,
+    interval_of,
+    metric_name,
+    row_sums,
+    span_pairs,
+)
 from bertworks.io.processes import chunk_by_size
-from bertworks.metrics.intervals import Interval, middle, paired_difference, resampled
+from bertworks.metrics.classification import count_spans
+from bertworks.metrics.intervals import Interval, label_correlation, middle, paired_difference, resampled
 from bertworks.models.encoder import Encoder, meta_device_init
 from bertworks.models.packed_linear import InferenceEncoder
 from bertworks.text.segmentation import split_sentences
@@ -412,8 +421,9 @@ def compare_baselines(
         )
     best = min(range(1, len(methods)), key=lambda number: methods[number]["difference"])
     evidence = _evidence(d, metric, rows, model_answers, trivial_answers)
-    if not too_few and d.task == "classification":
-        right_answers = [{"label": row.item.label} for row in rows]
+    if not too_few and d.task in ("classification", "multilabel"):
+        field = TASKS[d.task]["shown"][0]
+        right_answers = [{field: row.item.label} for row in rows]
         _, interval = _evidence(d, metric, rows, right_answers, trivial_answers)
         if interval.low <= 0:
             too_few = f"on {len(rows):,} rows even answers that are all right would not be clearly better than chance"
@@ -461,13 +471,21 @@ def _evidence(
 
     Of labels this is the Matthews correlation of the predictions with them. Accuracy is no such figure: 35 % may be far
     better than chance where 28 % of the rows have the most frequent label. Nor is macro F1, which is larger for random
-    answers than for a constant one. Of other tasks it is what the model is better by than the trivial method.
+    answers than for a constant one. Of several labels for each row it is the correlation pooled within the labels
+    (`label_correlation`), of which Matthews' is a case. Micro F1 is no such figure: a model that finds all rows of the
+    rare labels, and none of a frequent one, has a smaller micro F1 than the trivial method, which gives the most
+    frequent labels to all rows, whatever their text. Of other tasks the figure is what the model is better by than the
+    trivial method. The interval is that over resampled rows, so that few rows give a wide one.
     """
     common_rows = _common_rows(rows, model_answers, trivial_answers)
     sums = row_sums(d, common_rows.items, common_rows.answers)
     groups = groups_of(d, common_rows.items)
     if "matthews_correlation" in sums:
         correlation = sums["matthews_correlation"]
+        return correlation.value, middle(resampled(correlation, groups))
+    if d.task == "multilabel":
+        _, counts = count_spans(span_pairs(d, common_rows.items, common_rows.answers), d.labels)
+        correlation = label_correlation(counts)
         return correlation.value, middle(resampled(correlation, groups))
     trivial_sums = row_sums(d, common_rows.items, common_rows.reference)
     return paired_difference(sums[metric], trivial_sums[metric], groups)

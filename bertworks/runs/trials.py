@@ -1,5 +1,6 @@
 """Many fine-tunings of one request: seeds, folds, settings; and their summary."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +22,14 @@ from bertworks.events import Event, forward_events
 from bertworks.inference.task_metrics import bounded, format_score, metric_name
 from bertworks.io.atomic_write import local_path, refuse_nested, replacing, write_json, write_text
 from bertworks.metrics.intervals import Array, Interval, interval_of_mean
+from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import Baselines, finetune_events, refuse_unused, request_of_run
 from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.report import place_of, write_trials_report
 from bertworks.runs.run_folder import FILES, check_same_request, open_run
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
+MAX_TRIALS = 10_000  # of one request; the plan of absurdly many would not fit in memory
 NOT_COPIED = ("report.html", "metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
 
 
@@ -47,7 +50,7 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
         sweep: `field=value,value,...` settings, or "paper": the grid of Devlin et al. 2019, appendix A.3.
 
     Raises:
-        UsageError: settings of another form, or that the method does not use; a single fold.
+        UsageError: settings of another form, or that the method does not use; a single fold; more than MAX_TRIALS.
     """
     expect(folds == 0 or folds >= 2, "folds divide the training data: expected 2 or more")
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
@@ -58,6 +61,9 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
     for field in parse_overrides(request.overrides).keys() & swept:
         raise UsageError(f"{field} is in the sweep, and is set by another option", hint="leave out one of them")
     parts = range(folds) if folds else [None]
+    count = math.prod(map(len, grid)) * max(1, folds) * seeds
+    what = f"{count:,} fine-tunings (settings, times folds, times seeds): expected at most {MAX_TRIALS:,}"
+    expect(count <= MAX_TRIALS, what, hint="type smaller numbers of --seeds and --folds, or fewer values of --sweep")
     for words, fold, seed in product(product(*grid), parts, range(first, first + seeds)):
         name = [word.replace("optimizer.", "") for word in words]
         name += [f"fold-{fold}"] if folds else []
@@ -68,12 +74,15 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
 
 
 def run_trials(
-    output: str | Path, trials: Sequence[Trial], *, overwrite: bool = False, **options: Any
-) -> Iterator[Event]:
+    output: str | Path, trials: Sequence[Trial], *, device: str = "auto", overwrite: bool = False,
+    data: LabelledData | None = None,
+) -> Iterator[Event]:  # fmt: skip
     """Runs all trials, each in its own folder inside `output`. Afterwards `output` holds the model that is best on dev,
     and trials.json with all results. If interrupted, the same call resumes.
 
-    options: those of `finetune_events`: device; data of the request, if it is read already.
+    All of them are compared with simple methods: the report of the trials shows the comparisons.
+
+    data: that of the requests, if it is read already.
 
     Raises:
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
@@ -99,7 +108,7 @@ def run_trials(
 
         if resumes:
             begin()
-        yield from _run_trials(output, trials, before_writing=begin, overwrite=overwrite, **options)
+        yield from _run_trials(output, trials, before_writing=begin, device=device, overwrite=overwrite, data=data)
 
 
 def _run_trials(

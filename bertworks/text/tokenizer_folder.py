@@ -256,19 +256,38 @@ def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool | None]:
     return settings
 
 
+# What transformers takes for settings that a tokenizer_config.json lacks, whatever is in tokenizer.json.
+_BERT_DEFAULTS: dict[str, bool | None] = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+
+
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json."""
+    """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json. What
+    this file lacks has the default of the class there, and not the value of tokenizer.json."""
     content = _parse_json(serialized, path)
     old = content.get("normalizer")
-    is_bert = config.get("tokenizer_class", "BertTokenizer") in ("BertTokenizer", "BertTokenizerFast")
-    if not is_bert or not isinstance(old, dict) or old.get("type") != "BertNormalizer":
+    name = str(config.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast")
+    if name not in _BERT_CLASSES or not isinstance(old, dict) or old.get("type") != "BertNormalizer":
         return serialized
-    new = content["normalizer"] = old | _normalizer_settings(config)
-    changed = [key for key, name in NORMALIZER_SETTINGS.items() if new.get(name) != old.get(name)]
+    settings = _normalizer_settings(config)
+    defaults: dict[str, bool | None] = {}
+    # Without a class and without a network, transformers does not open the folder: tokenizer.json is all there is.
+    if "tokenizer_class" in config or path.with_name("config.json").exists():
+        missing = [key for key in _BERT_DEFAULTS if NORMALIZER_SETTINGS[key] not in settings]
+        defaults = {NORMALIZER_SETTINGS[key]: _BERT_DEFAULTS[key] for key in missing}
+    new = content["normalizer"] = old | defaults | settings
+    changed = [key for key, field in NORMALIZER_SETTINGS.items() if new.get(field) != old.get(field)]
     if not changed:
         return serialized
-    changes = ", ".join(f"{key} {json.dumps(config[key])}" for key in changed)
-    notes.append(f"tokenizer_config.json has {changes}, unlike tokenizer.json: it is used, as in transformers")
+    stated = [f"{key} {json.dumps(config[key])}" for key in changed if NORMALIZER_SETTINGS[key] in settings]
+    if stated:
+        notes.append(
+            f"tokenizer_config.json has {', '.join(stated)}, unlike tokenizer.json: it is used, as in transformers"
+        )
+    absent = [f"{key} {json.dumps(_BERT_DEFAULTS[key])}" for key in changed if NORMALIZER_SETTINGS[key] in defaults]
+    if absent:
+        what = f"tokenizer_config.json lacks settings: {', '.join(absent)} is used, as in transformers"
+        notes.append(f"{what}, and not what tokenizer.json has")
     return json.dumps(content, ensure_ascii=False)
 
 

@@ -12,14 +12,25 @@ from typing import Annotated, Literal, cast
 
 from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import FORMATS, SamplingConfig
-from bertworks.config import AboveZero, NotNegative, Positive, Range, Settings, Size, SizeOrZero, read_as
+from bertworks.config import (
+    MAX_COUNT,
+    MAX_SIZE,
+    AboveZero,
+    Count,
+    CountOrZero,
+    Range,
+    Settings,
+    Size,
+    SizeOrZero,
+    TokenCount,
+    read_as,
+)
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 
 HELD_OUT_LENGTH = 128
-Steps = Annotated[int, Range("a number of steps, or 0", lambda x: x >= 0)]
 Seed = Annotated[int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)]
 
 
@@ -33,10 +44,10 @@ class Phase(Settings):
     sequence_length: the largest number of tokens of a sequence, special tokens included.
     """
 
-    num_steps: Positive
+    num_steps: Count
     batch_size: Size
     # The sampler, too, refuses lengths that are too small for the special tokens.
-    sequence_length: Annotated[int, Range("5 or more", lambda x: x >= 5)] = 128
+    sequence_length: Annotated[int, Range(f"5 to {MAX_SIZE:,}", lambda x: 5 <= x <= MAX_SIZE)] = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +64,12 @@ class TrainConfig(Settings):
     """
 
     phases: Annotated[tuple[Phase, ...], Range("at least one phase", bool)]
-    micro_batch_tokens: Positive = 8192
+    micro_batch_tokens: TokenCount = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     gradient_checkpointing: bool = False
-    held_out_sequences: Positive = 256
-    evaluate_every: Steps = 0
-    save_every: Steps = 0
+    held_out_sequences: Size = 256
+    evaluate_every: CountOrZero = 0
+    save_every: CountOrZero = 0
 
     @property
     def num_steps(self) -> int:
@@ -306,10 +317,12 @@ class FinetuneRecipe(Settings):
     title: str
     epochs: SizeOrZero = 0
     batch_size: Size = 16
-    max_length: Annotated[int, Range(f"at least {MIN_LENGTH}, or 0", lambda x: x == 0 or x >= MIN_LENGTH)] = 0
-    evaluations: Positive = 1
+    max_length: Annotated[
+        int, Range(f"{MIN_LENGTH} to {MAX_SIZE:,}, or 0", lambda x: x == 0 or MIN_LENGTH <= x <= MAX_SIZE)
+    ] = 0
+    evaluations: Count = 1
     select: Literal["last", "best"] = "last"
-    patience: NotNegative = 4
+    patience: CountOrZero = 4
     dropout: Annotated[float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)] = -1.0
     head_deviation: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     class_weights: Literal["none", "balanced"] = "none"
@@ -318,16 +331,16 @@ class FinetuneRecipe(Settings):
     max_question: SizeOrZero = 64
     max_answer: Size = 30
     document_context: bool = False
-    cloze_steps: Annotated[int, Range("0 or more, or -1", lambda x: x >= -1)] = 0
+    cloze_steps: Annotated[int, Range(f"0 to {MAX_COUNT:,}, or -1", lambda x: -1 <= x <= MAX_COUNT)] = 0
     lm_weight: Annotated[float, Range("0 or more", lambda x: 0 <= x < 100)] = 0.0
     lstm_units: SizeOrZero = 0
     lstm_encoder: LSTMEncoder = "frozen"
     feature_layers: FeatureLayers = "concat-last-four"
     teacher_weight: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.5
     temperature: AboveZero = 2.0
-    micro_batch_tokens: Positive = 8192
+    micro_batch_tokens: TokenCount = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    save_every: NotNegative = 0
+    save_every: CountOrZero = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     seed: Seed = 0
 
