@@ -1,6 +1,7 @@
 """Temperatures, thresholds and the calibration error: against scikit-learn, scipy and a truth that is known."""
 
 import json
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from bertworks.batching.sampling import Target
 from bertworks.checkpoints.task_config import TaskConfig, read_task_json
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError
+from bertworks.inference import calibration
 from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.inference.decoding import Decoder
 from bertworks.inference.explain import explain
@@ -163,16 +165,38 @@ def test_predictions_stay_and_probabilities_change() -> None:
 def test_the_fit_is_scored_on_other_rows() -> None:
     logits, gold = drawn(1000, 3.0)
     d = TaskConfig(task="classification", labels=LABELS)
-    fitted, answers, calibration = fit_outputs(d, of_rows(logits, gold), logits[:, None])
+    fitted, answers, reliability = fit_outputs(d, of_rows(logits, gold), logits[:, None])
     assert fitted.temperature == pytest.approx(fit_temperature(logits, gold))
     assert [a["label"] for a in answers] == [LABELS[n] for n in logits.argmax(1)]
     assert answers[0]["score"] == pytest.approx(softmax(logits[0] / fitted.temperature).max())
-    before, after = calibration["before"], calibration["after"]
+    before, after = reliability["before"], reliability["after"]
     assert before["error"] == pytest.approx(expected_calibration_error(*confidences(logits, gold))[0])
     assert before["interval"].low > 0.1 > after["interval"].high
     few = FEWEST_CALIBRATED - 1
-    fitted, _, calibration = fit_outputs(d, of_rows(logits, gold)[:few], logits[:few, None])
-    assert (fitted, calibration) == (d, {})
+    fitted, _, reliability = fit_outputs(d, of_rows(logits, gold)[:few], logits[:few, None])
+    assert (fitted, reliability) == (d, {})
+
+
+def test_copies_of_a_text_are_in_one_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows on which a temperature is fitted must not be those on which it is judged."""
+    logits, gold = drawn(60, 3.0)
+    texts = [f"Who was king number {number}" for number in range(30)]
+    rows = [
+        row._replace(item=row.item._replace(texts=(text,)))
+        for row, text in zip(of_rows(logits, gold), [*texts, *(f"{text}?" for text in texts)], strict=True)
+    ]
+    halves: list[list[list[int]]] = []
+
+    def recorded(groups: Sequence[Hashable]) -> list[list[int]]:
+        halves.append(divide(groups))
+        return halves[-1]
+
+    divide = calibration._halves
+    monkeypatch.setattr(calibration, "_halves", recorded)
+    fit_outputs(TaskConfig(task="classification", labels=LABELS), rows, logits[:, None])
+    ((first, second),) = halves
+    assert len(first) == len(second) == 30
+    assert {number % 30 for number in first}.isdisjoint(number % 30 for number in second)
 
 
 def test_the_threshold_of_labels_is_scored_on_other_rows() -> None:
@@ -187,7 +211,7 @@ def test_the_threshold_of_labels_is_scored_on_other_rows() -> None:
         )
         for n, truth in enumerate(gold)
     ]
-    fitted, answers, calibration = fit_outputs(d, rows, logits[:, None])
+    fitted, answers, reliability = fit_outputs(d, rows, logits[:, None])
     items, decode = [row.item for row in rows], list(map(Decoder(fitted), rows, logits[:, None]))
     assert 0.02 < fitted.threshold < 0.45
     honest, same, half = (
@@ -195,7 +219,7 @@ def test_the_threshold_of_labels_is_scored_on_other_rows() -> None:
         for found in (answers, decode, list(map(Decoder(d), rows, logits[:, None])))
     )
     assert half + 0.05 < honest <= same + 1e-9
-    assert calibration["rows"] == 300
+    assert reliability["rows"] == 300
 
 
 def test_the_temperature_is_stored_and_checked(tmp_path: Path) -> None:

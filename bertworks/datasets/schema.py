@@ -354,3 +354,10 @@ def label_of(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wh
         case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
             return choice
     raise BertworksError(f"the label in {column!r} holds {value!r:.80}", where=where, hint=expected)
+
+
+def compared_texts(rows: Sequence[Item], task: TaskType) -> list[tuple[str, ...]]:
+    """Return the texts by which rows are compared, to find copies: of a sentence in words, the sentence."""
+    if task == "tagging":
+        return [(" ".join(item.texts),) for item in rows]
+    return [item.texts for item in rows]

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from bertworks.batching.features import Features
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.datasets.schema import compared_texts
 from bertworks.inference import task_metrics
 from bertworks.inference.decoding import Answer, Decoder, Logits, sigmoid
 from bertworks.metrics import intervals
+from bertworks.text.near_copies import near_copies_of_rows
 
 FEWEST_CALIBRATED = 50  # rows from which a temperature is fitted
 
@@ -24,10 +26,15 @@ def fit_outputs(
     threshold that fits the other half of the rows, so that their scores are those of new rows; and the calibration
     error before and after, estimated in the same way; {}: there are too few rows, or no probabilities of labels.
 
-    Contexts and documents are in one half. Few rows: only the threshold of "no answer" is fitted.
+    Contexts, documents and near-copies of a text are in one half. Few rows: only the threshold of "no answer" is
+    fitted.
     """
     enough = len(rows) >= FEWEST_CALIBRATED and d.task not in ("regression", "qa")
-    halves = _halves(task_metrics.groups_of(d, [one.item for one in rows]))
+    items = [features.item for features in rows]
+    groups = task_metrics.groups_of(d, items)
+    if len(set(groups)) == len(items):
+        groups = intervals.groups_or_rows(near_copies_of_rows(compared_texts(items, d.task)))
+    halves = _halves(groups)
     if not all(halves) or not (enough or d.threshold is not None):
         return d, list(map(Decoder(d), rows, logits)), {}
     answers, temperatures = [Answer()] * len(rows), np.ones(len(rows))

@@ -22,7 +22,17 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
-from bertworks.datasets.schema import Item, Schema, TaskType, items, label_names, misplaced, overlapping, refuse_rows
+from bertworks.datasets.schema import (
+    Item,
+    Schema,
+    TaskType,
+    compared_texts,
+    items,
+    label_names,
+    misplaced,
+    overlapping,
+    refuse_rows,
+)
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
 from bertworks.io.remote import as_path
@@ -371,13 +381,6 @@ def text_key(texts: Sequence[str], lowercase: bool = True) -> bytes:
             key.update(f"{words.casefold() if lowercase else words} ".encode("utf-8", "replace") if words else b"")
         key.update(b"\0")
     return key.digest()
-
-
-def compared_texts(rows: Sequence[Item], task: TaskType) -> list[tuple[str, ...]]:
-    """Return the texts by which rows are compared; of a sentence in words, the sentence."""
-    if task == "tagging":
-        return [(" ".join(item.texts),) for item in rows]
-    return [item.texts for item in rows]
 
 
 def _groups(

@@ -22,7 +22,7 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import packaged_table
 from bertworks.datasets.annotations import tag_scheme
-from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.schema import Item, TaskType, compared_texts
 from bertworks.datasets.values import similar_labels
 from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
@@ -30,7 +30,7 @@ from bertworks.inference.task_metrics import TASKS, named_spans
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, ReadOptions
 from bertworks.io.text_files import IssueCounter
-from bertworks.runs.data_splits import LabelledData, Validation, compared_texts, describe_task, read_data, text_key
+from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.text.tokenizer import MANY_UNKNOWN, Tokenizer
 from bertworks.text.tokenizer_pipeline import LETTER_FRACTION, is_letter_mark
