@@ -388,12 +388,16 @@ def test_copies_are_on_one_side(fold: tuple[int, int] | None, tmp_path: Path) ->
     assert "kept together: 165 rows with the text of another row" in found.notes
 
 
-def test_a_text_that_fills_the_file_stays_in_train(tmp_path: Path) -> None:
+def test_a_text_that_fills_the_file_is_divided_with_a_warning(tmp_path: Path) -> None:
     rows = [*(f"a film {n},{'ab'[n % 2]}" for n in range(100)), *["buy now,a"] * 100]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    found = read_data(tmp_path / "d.csv")
-    assert Counter(item.texts == ("buy now",) for item in found.train)[True] == 100
-    assert Counter(item.label for item in found.dev) == {"a": 5, "b": 5}
+    data = read_data(tmp_path / "d.csv")
+    copies_in_dev = Counter(item.texts for item in data.dev)["buy now",]
+    assert len(data.dev) == 20
+    assert 5 <= copies_in_dev <= 15  # half of the rows are copies
+    (warning,) = [note for note in data.notes if "copies or near-copies of one another" in note]
+    assert warning.startswith("WARNING: 100 rows are copies")
+    assert "the score is too high for them" in warning
 
 
 def test_sentences_of_many_documents_do_not_join_these(tmp_path: Path) -> None:

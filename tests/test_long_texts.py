@@ -121,7 +121,7 @@ def test_parts_have_the_tokens_of_the_whole(tokenizer, texts, most):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PART", 3)
         patch.setattr(module, "_PER_TOKEN", 1)
-        patch.setattr(module, "_AT_ONCE", 20)
+        patch.setattr(tokenizer, "characters_at_once", 20)
         in_parts = answers(tokenizer, texts, most)
         patch.setattr(tokenizer, "_cuts", None)
         whole = answers(tokenizer, texts, most)
