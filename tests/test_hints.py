@@ -70,7 +70,8 @@ NOT_TYPED = {  # why a template is not tested here
     "pip install --no-deps {}; or {}": NETWORK,
     "if you trust it, name it: {} --model {}": "test_index: the model that a stranger's index names",
     "bertworks convert {} -o ANOTHER-FOLDER --accept-changes": "test_weights_record: what transformers saved",
-    "if you trust its {}: bertworks convert {} -o FOLDER --trust-pickle, and name that folder": NETWORK,
+    "if you trust its {}: bertworks convert {} -o FOLDER --trust-pickle, and name that folder":
+        "test_pickled_weights: a name on the hub",
     "bertworks convert . -o {} --language {}": "test_model_cards: a model of several languages",
     "bertworks search {} QUERY": "test_index: the model that a stranger's index names",
     "agree on the model's page, then `hf auth login`": NETWORK,

@@ -245,7 +245,7 @@ def test_a_folder_of_sentence_transformers(bert: Path, tmp_path: Path, in_this_p
 def test_other_weights_are_read_first(bert: Path, tmp_path: Path):
     (bert / PICKLE).write_bytes(pickle.dumps(Bomb(tmp_path / "canary")))
     said = converted(bert, tmp_path / "ours")
-    assert "the weights are not in a pickle: --trust-pickle changes nothing" in said
+    assert "the weights are not in a pickle: nothing has to be trusted" in said
     assert f"left out of the folder: {PICKLE}" in said
 
 

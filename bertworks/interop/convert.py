@@ -106,7 +106,7 @@ def convert(
         yield from _convert_pickle(name, Path(output), folder, pickle, language)
         return
     if trust_pickle:
-        yield Event("note", "the weights are not in a pickle: --trust-pickle changes nothing")
+        yield Event("note", "the weights are not in a pickle: nothing has to be trusted")
     yield from _write(name, Path(output), _read_folder(folder))
 
 
