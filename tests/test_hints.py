@@ -70,6 +70,8 @@ NOT_TYPED = {  # why a template is not tested here
     "pip install --no-deps {}; or {}": NETWORK,
     "if you trust it, name it: {} --model {}": "test_index: the model that a stranger's index names",
     "bertworks convert {} -o ANOTHER-FOLDER --accept-changes": "test_weights_record: what transformers saved",
+    "if you trust its {}: bertworks convert {} -o FOLDER --trust-pickle, and name that folder":
+        "test_pickled_weights: a name on the hub",
     "bertworks convert . -o {} --language {}": "test_model_cards: a model of several languages",
     "bertworks search {} QUERY": "test_index: the model that a stranger's index names",
     "agree on the model's page, then `hf auth login`": NETWORK,
@@ -1829,22 +1831,33 @@ def test_folders_of_models(shell: Shell, model: Path, classifier: Path, text: Pa
     np.testing.assert_allclose(np.load("flat.npy"), np.load("old folder.npy"), atol=1e-5)
 
 
-@pytest.mark.slow
-@says("if you trust where it comes from, convert it with transformers: python -c {}")
-def test_a_pickle(shell: Shell, model: Path) -> None:
+@says("if you trust where it comes from: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle",
+      "leave --trust-pickle out")  # fmt: skip
+def test_a_pickle(shell: Shell, model: Path, text: Path, tmp_path: Path) -> None:
     weights = load_file(model / "model.safetensors")
     copy_of(model, "it's old")
     Path("it's old/model.safetensors").unlink()
     torch.save(weights, "it's old/pytorch_model.bin")
-    answer = shell.fails("fill", "it's old", "the [MASK]")
-    shell.shows(answer, "if you trust where it comes from, convert it with transformers: python -c {}")
-    command = re.search(r"python -c .*", answer)
-    assert command is not None
-    shell.types(command[0])
+    template = "if you trust where it comes from: bertworks convert {} -o ANOTHER-FOLDER --trust-pickle"
+    reviews = write_reviews(tmp_path / "reviews.csv", 20)
+    for command in (
+        ("fill", "it's old", "the [MASK]"),
+        ("embed", "it's old", text, "-o", "v.npy"),
+        ("export", "it's old", "-o", "exported"),
+        ("finetune", reviews, "--model", "it's old", "-o", "tuned", *FAST),
+        ("convert", "it's old", "-o", "again"),
+    ):
+        answer = shell.shows(shell.fails(*command), template)
+    shell.types(answer, ANOTHER_FOLDER="safe")
+    assert shell.works("fill", "safe", "the [MASK]") == shell.works("fill", model, "the [MASK]")
     texts = ["a good film", "the bad men"]
-    found, expected = bertworks.load("it's old-safe").embed(texts), bertworks.load(model).embed(texts)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert shell.works("fill", "it's old-safe", "the [MASK]") == shell.works("fill", model, "the [MASK]")
+    found, expected = bertworks.load("safe").embed(texts), bertworks.load(model).embed(texts)
+    np.testing.assert_array_equal(found, expected)
+    checkpoint = Path("checkpoint")
+    checkpoint.mkdir()
+    (checkpoint / "bert_model.ckpt.index").write_bytes(b"")
+    answer = shell.fails("convert", checkpoint, "-o", "new", "--trust-pickle")
+    shell.shows(answer, "leave --trust-pickle out")
 
 
 @says("bertworks convert {} -o ANOTHER-FOLDER", "unset HF_HUB_OFFLINE; or --dry-run",

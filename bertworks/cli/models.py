@@ -124,6 +124,7 @@ def convert(
     language: str = "",
     task: console.JointTask = None,
     accept_changes: console.Flag = False,
+    trust_pickle: console.Flag = False,
 ) -> Iterable[Event]:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
@@ -131,12 +132,20 @@ def convert(
         model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
         language: Language of all texts that the new folder will read, of a model with several, as en.
         accept_changes: Accept weights that another program has written into a folder of bertworks.
+        trust_pickle: Read weights in pytorch_model.bin, of a model that has no others: in a process with limits, by
+            torch's restricted loader, and dense tensors only.
 
     Examples:
         bertworks convert OLD-MODEL -o MODEL
         bertworks convert bert-base-cased -o MODEL
     """
-    return bw.convert(bw.task_folder(model, task), output, language=language, accept_changes=accept_changes)
+    return bw.convert(
+        bw.task_folder(model, task),
+        output,
+        language=language,
+        accept_changes=accept_changes,
+        trust_pickle=trust_pickle,
+    )
 
 
 def push(

@@ -1,11 +1,13 @@
 """Converts a model to a clean model folder, and reports what it leaves out.
 
 Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks; a TensorFlow checkpoint of Google's.
-The values of the weights stay. Names, files and tokenizer become those of today.
+The values of the weights stay. Names, files and tokenizer become those of today. Of a folder that has its weights in a
+pickle, the tokenizer files are copied as they are.
 """
 
+import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,26 @@ from torch import Tensor
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.generation_config import GENERATION_FILE
 from bertworks.checkpoints.model_card import fill_template, loading_code
-from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model
-from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
+from bertworks.checkpoints.model_folder import Model, ModelFolder, check_vocabulary, has_weights, save_model
+from bertworks.checkpoints.pickled_weights import PICKLE_FILES, find_pickle, read_pickled_weights
+from bertworks.checkpoints.resolve import (
+    MODEL_DOCUMENTS,
+    NETWORK_FILES,
+    is_model_name,
+    place_of_links,
+    resolve_model,
+    split_files,
+)
 from bertworks.checkpoints.sentence_transformers import MODEL_FILE, SentenceTransformerSettings, module_files
 from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, task_settings
 from bertworks.checkpoints.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, expect, require, some_names
+from bertworks.errors import BertworksError, expect, explain_os_errors, require, some_names
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import copy_files
-from bertworks.io.atomic_write import local_path, refuse_not_empty, replacing_folder
+from bertworks.io.atomic_write import local_path, refuse_not_empty, remove, replacing_folder, temporary_sibling
 from bertworks.io.remote import as_path
+from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _READ = (*NETWORK_FILES, TASK_FILE)  # files that are read, or that repeat what is in those
 _HEADS = {"classifier", "span", "recurrent"}
@@ -37,6 +48,7 @@ class _Source:
     head: settings of config.json besides the encoder's.
     folder: the one that `files` are copied from; names within it.
     sentence: how its vectors are made, for sentence-transformers.
+    tokenizer_files: that are copied instead of files of today, from this folder; none: they are written anew.
     """
 
     model: Model
@@ -46,10 +58,16 @@ class _Source:
     files: Sequence[str] = ()
     task: TaskConfig | None = None
     sentence: SentenceTransformerSettings | None = None
+    tokenizer_files: Sequence[Path] = ()
 
 
 def convert(
-    source: str | Path, output: str | Path, *, language: str = "", accept_changes: bool = False
+    source: str | Path,
+    output: str | Path,
+    *,
+    language: str = "",
+    accept_changes: bool = False,
+    trust_pickle: bool = False,
 ) -> Iterator[Event]:
     """Write a model as a clean folder: config.json, model.safetensors (float32), tokenizer files, README.md.
 
@@ -61,22 +79,58 @@ def convert(
         output: a folder that does not exist, or is empty.
         language: of all texts that the new folder will read, of a model with several.
         accept_changes: accept weights and a task that are not those that bertworks wrote into the source.
+        trust_pickle: read weights in pytorch_model.bin, if there are no others. It is a pickle, which could run a
+            program: a child process with limits reads it with torch's restricted loader, and only dense tensors are
+            accepted. The tokenizer files are copied as they are.
 
     Raises:
         BertworksError: the source cannot be read, is not a BERT, or has unknown content; it has changed since
-            bertworks wrote it.
+            bertworks wrote it; weights in a pickle that is not trusted, or holds something else than tensors.
         UsageError: the output folder is not empty.
     """
     # A folder with a config.json is a model folder, whatever else it holds.
     is_folder = is_model_name(source) or (as_path(source, "model") / "config.json").exists()
     if not is_folder and find_checkpoint(Path(source)) is not None:
         expect(not language, "checkpoints of Google's have no languages", where=source)
+        expect(
+            not trust_pickle, "checkpoints of Google's are no pickles", where=source, hint="leave --trust-pickle out"
+        )
         yield from import_checkpoint(source, output)
         return
     refuse_not_empty(local_path(output))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
-    folder = ModelFolder(resolve_model(source), language, accepts_changes=accept_changes)
+    path = resolve_model(source, trust_pickle=trust_pickle)
+    folder = ModelFolder(path, language, accepts_changes=accept_changes)
+    pickle = find_pickle(folder.within)
+    if trust_pickle and pickle is not None and not has_weights(folder.within):
+        yield from _convert_pickle(name, Path(output), folder, pickle, language)
+        return
+    if trust_pickle:
+        yield Event("note", "the weights are not in a pickle: nothing has to be trusted")
     yield from _write(name, Path(output), _read_folder(folder))
+
+
+def _convert_pickle(name: str, output: Path, folder: ModelFolder, pickle: Path, language: str) -> Iterator[Event]:
+    """`convert` for a folder with its weights in a pickle, which is trusted.
+
+    Args:
+        name: of the source, for the model card.
+        pickle: what `find_pickle` returned for the folder.
+        language: as for `convert`.
+    """
+    _require_config(folder)
+    check_vocabulary(folder.tokenizer, folder.config, folder.within)  # both are checked before the pickle is read
+    yield Event("note", f"{pickle.name} is read in a process of its own: only dense tensors are accepted")
+    scratch = temporary_sibling(output.resolve())
+    with explain_os_errors("cannot be written", output, "choose another path with -o"):
+        scratch.mkdir(parents=True)
+    try:
+        tensors, notes = read_pickled_weights(pickle, scratch, place_of_links(folder.folder))
+        source = _read_folder(ModelFolder(folder.folder, language, weights=tensors), PICKLE_FILES)
+        paths = [folder.within / name for name in TOKENIZER_FILES if (folder.within / name).is_file()]
+        yield from _write(name, output, replace(source, notes=[*notes, *source.notes], tokenizer_files=paths))
+    finally:
+        remove(scratch)
 
 
 def import_checkpoint(checkpoint: str | Path, output: str | Path, **options: Any) -> Iterator[Event]:
@@ -120,12 +174,17 @@ def _with_head(model: Model, notes: list[str]) -> _Source:
 def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     """Write a source to a folder that does not exist, or is empty. name: of the source, for the model card."""
     model, notes, longest = source.model, source.notes, source.model.config.max_position_embeddings
-    if model.tokenizer.model_max_length > longest:  # readers truncate their texts to it
+    if model.tokenizer.model_max_length > longest and not source.tokenizer_files:  # readers truncate their texts to it
         notes.append(f"the tokenizer's model_max_length is {longest:,} now, the number of positions of the model")
         model.tokenizer.model_max_length = longest
     with replacing_folder(output) as temporary:
         card = _card(output.resolve().name, name, model, source.head, notes)
         save_model(temporary, model.state, model.config, model.tokenizer, card=card, head=source.head, task=source.task)
+        if source.tokenizer_files:
+            for name_of_file in TOKENIZER_FILES:
+                (temporary / name_of_file).unlink(missing_ok=True)
+            for path in source.tokenizer_files:
+                shutil.copyfile(path, temporary / path.name)
         if source.sentence is not None:
             source.sentence.save(temporary, model.config.hidden_size)
         copy_files(source.folder, temporary, source.files)
@@ -136,10 +195,16 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
     yield Event("done", text, {"folder": str(output), "parts": parts, "parameters": count, "notes": notes})
 
 
-def _read_folder(source: ModelFolder) -> _Source:
-    folder, inner = source.folder, source.within
+def _require_config(source: ModelFolder) -> None:
     hint = "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging Face hub"
-    require((inner / "config.json").exists(), "this folder holds no model: there is no config.json", folder, hint)
+    what = "this folder holds no model: there is no config.json"
+    require((source.within / "config.json").exists(), what, source.folder, hint)
+
+
+def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Source:
+    """Read a model folder. weight_files: patterns of the files of its weights, if they are no safetensors."""
+    folder, inner = source.folder, source.within
+    _require_config(source)
     settings, model = source.settings, source.load()
     sentence, kept_files, notes = _sentence_transformer(source)
     head, task = _head(source, model.state)
@@ -150,19 +215,18 @@ def _read_folder(source: ModelFolder) -> _Source:
     weights = source.weights
     others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)
-    root = folder.resolve()
-    if root.parent.name == "snapshots":  # the hub's cache links to files outside the folder
-        root = root.parents[1]
+    root = place_of_links(folder)
     documents = MODEL_DOCUMENTS
     if source.config.language != settings.get("language", ""):  # the card of all languages has other commands
         documents = [name for name in MODEL_DOCUMENTS if name != "README.md"]
     names = [name for name in (*documents, GENERATION_FILE, *kept_files) if (folder / name).is_file()]
     copied = [name for name in names if root in (folder / name).resolve().parents]
-    read_files = [*_READ, *copied]
+    network_files = [*_READ, *weight_files]
+    read_files = [*network_files, *copied]
     if sentence:
         read_files += ["2_Normalize/config.json", *module_files(folder)]
     if inner != folder:
-        read_files += [f"{inner.name}/{name}" for name in (*_READ, "sentence_*_config.json")]
+        read_files += [f"{inner.name}/{name}" for name in (*network_files, "sentence_*_config.json")]
     _, unread = split_files(folder, read_files)
     left_out = {
         "the weights are float32 now; they were": sorted(others),
