@@ -28,6 +28,7 @@ from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurize
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
 from bertworks.io.atomic_write import local_path, refuse_not_empty
+from bertworks.io.class_names import named_column
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import Data, are_rows
 from bertworks.models.encoder import Encoder
@@ -193,7 +194,8 @@ class Predictor:
             UsageError: more or fewer labels than texts.
             BertworksError: a label that is missing or unknown.
         """
-        d, rows, values = self.description, self._items(texts), listed(labels, "score([text], [label])", "label")
+        d, rows = self.description, self._items(texts)
+        values = listed(named_column(labels, "label"), "score([text], [label])", "label")
         values = [_as_answers(value) if d.task == "qa" else value for value in values]
         what = f"{len(rows):,} texts and {len(values):,} labels"
         expect(len(rows) == len(values), what, hint="give one label for each text")

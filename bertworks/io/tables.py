@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from bertworks.errors import BertworksError, UsageError, column_names_of, expect, first_names, listed, quoted, several
 from bertworks.io.atomic_write import utf8_path
+from bertworks.io.class_names import class_names_of_table, named_column
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
 
@@ -365,12 +366,21 @@ class StoredRows:
     """Rows in memory as a temporary file of JSON lines, which is deleted together with this object. What reads files
     reads them too; row n is line n. name: in messages.
 
+    Attributes:
+        notes: how the data are read, in words.
+
     Raises:
         UsageError: the data are not rows, or there are none.
+        BertworksError: a class has a number for which the table has no name.
     """
 
     def __init__(self, data: Data, name: str = "rows"):
-        self._name, rows = name, rows_of(data)
+        self._name = name
+        rows = rows_of(data)
+        class_names = class_names_of_table(data)
+        self.notes = class_names.notes
+        if class_names:
+            rows = [class_names.named_row(row, f"{name}:{number}") for number, row in enumerate(rows, 1)]
         with NamedTemporaryFile(
             "w", prefix="bertworks-rows-", suffix=".jsonl", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
@@ -483,7 +493,10 @@ def rows_of(data: Any) -> list[Mapping[str, Any]]:
         data = getattr(data, method)(*_TABLES[method])
     if isinstance(data, Mapping):
         _refuse_several_tables(data)
-        columns = {name: listed(cells, "give one row as [{...}]", f"{name!r} value") for name, cells in data.items()}
+        columns: dict[Any, list[Any]] = {}
+        for name, cells in data.items():
+            named_cells = named_column(cells, f"{name!r}, row")
+            columns[name] = listed(named_cells, "give one row as [{...}]", f"{name!r} value")
         if len({len(cells) for cells in columns.values()}) > 1:
             lengths = ", ".join(f"{name} {len(cells)}" for name, cells in columns.items())
             raise UsageError(f"the columns have different lengths: {lengths}", hint="write None for a missing value")
