@@ -275,7 +275,8 @@ def _export(
     if source.description:
         head = task_settings(source.description, config)
         source.description.save(folder)
-    save_settings(folder, config, source.model.tokenizer, head)
+    max_length = source.description.max_length if source.description else None
+    save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
     if is_encoder:  # how vectors are made
         copy_files(source.model.folder, folder, module_files(source.model.folder))
     write_onnx(path, source.network)

@@ -18,6 +18,7 @@ _Literal: Any = Literal
 _TypedDict: Any = TypedDict
 Type = Any
 Text = Annotated[str, Meta(min_length=1)]
+_EMPTY_TEXT = "Expected `str` of length >= 1"  # in the words of msgspec
 
 
 def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
@@ -51,8 +52,14 @@ def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
     if what.startswith("Invalid enum value"):
         type_ = types[0].__annotations__[where.rpartition(".")[2]]
         what += f": expected one of {', '.join(map(json.dumps, get_args(type_)))}"
-    hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False" if where.startswith("input[") else None
-    raise RequestError(status, f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
+    hint = "GET /openapi.json describes all requests"
+    if where.startswith("input[") and ("got `int`" in what or "got `array`" in what):
+        hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False"
+    elif what == _EMPTY_TEXT:
+        what, hint = "the text is empty", "leave empty texts out"
+    elif where.rpartition(".")[2] == "prompt_name" and what.startswith("Expected `null`"):
+        what, hint = "this model has no prompts", 'leave "prompt_name" out'
+    raise RequestError(status, f"{where}: {what}", hint=hint)
 
 
 def _number(text: str) -> float:
