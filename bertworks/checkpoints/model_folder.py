@@ -40,7 +40,8 @@ from bertworks.text.tokenizer import Tokenizer
 
 _ADAPTER = "adapter_config.json"  # of the PEFT library
 EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
-_EXPORTED_PLACES = (EXPORTED, f"onnx/{EXPORTED}")  # the second: in folders of other programs
+EXPORTED_BELOW = f"onnx/{EXPORTED}"  # the same file, where transformers.js and other programs look for it
+_EXPORTED_PLACES = (EXPORTED, EXPORTED_BELOW)
 
 
 class Model(NamedTuple):

@@ -68,6 +68,7 @@ def export(
     encoder: console.Flag = False,
     int8: console.Flag = False,
     data: str | None = None,
+    subfolder: console.Flag = False,
 ) -> Iterable[Event]:
     """Export a model to one ONNX file, and compare it with the original.
 
@@ -79,12 +80,15 @@ def export(
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
+        subfolder: Write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and sentence-transformers
+            look for it. Without it: model.onnx.
 
     Examples:
         bertworks export MODEL -o EXPORTED
         bertworks export MODEL -o EXPORTED --int8 --data test.csv
     """
-    return bw.export(bw.task_folder(model, task), output, format=format, encoder=encoder, int8=int8, data=data)
+    folder = bw.task_folder(model, task)
+    return bw.export(folder, output, format=format, encoder=encoder, int8=int8, data=data, subfolder=subfolder)
 
 
 def import_(
