@@ -499,7 +499,7 @@ class Abilities:
         index: the folder of an index, searched with the model that made it.
         precision: of vectors as in `Embedder`, of predictions as in `Predictor`.
         token_ids: what the ids of tokens mean that clients send to `/v1/embeddings` instead of texts: those of the
-            model ("own"), or of a vocabulary of OpenAI, whose table is in the cache of tiktoken; None: they are refused.
+            model ("own"), or of a vocabulary of OpenAI, whose table the cache of tiktoken has; None: they are refused.
 
     Attributes:
         on_cpu: whether the device is the CPU.
