@@ -43,7 +43,9 @@ def column_names_of(data: object) -> list[str] | None:
     datasets; None if the value is no table."""
     if isinstance(data, Mapping):
         return [str(name) for name in data]
-    for attribute in ("column_names", "columns"):  # pyarrow and datasets; pandas and polars
+    if hasattr(data, "collect_schema"):  # a DataFrame or LazyFrame of polars; the latter has to find out
+        return [str(name) for name in data.collect_schema().names()]
+    for attribute in ("column_names", "columns"):  # pyarrow and datasets; pandas
         names = getattr(data, attribute, None)
         if names is not None and isinstance(names, Iterable):
             return [str(name) for name in names]

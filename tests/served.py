@@ -65,8 +65,9 @@ class Local:
         precision: PrecisionOption = "auto",
         limits: Limits | None = None,
         token: str = "",
+        **options: Any,
     ):
-        self.abilities = Abilities(model, index=index, device="cpu", precision=precision, limits=limits)
+        self.abilities = Abilities(model, index=index, device="cpu", precision=precision, limits=limits, **options)
         self.application = Application(self.abilities, token=token)
 
     def __enter__(self) -> "Local":

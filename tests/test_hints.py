@@ -94,6 +94,8 @@ NOT_TYPED = {  # why a template is not tested here
     "write to a folder that all machines share: -o SHARED/FILE": "only a second machine says so",
     "start the cluster again, then the same command: finished portions are kept; or --on local":
         "test_bulk: killed processes of Ray, and the command again",
+    "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with --token-ids":
+        "test_token_ids: a server without and with the option",
     "--on ray": NOT_ADVICE,
     "--estimate=sizes": "test_pretrain: an estimate without a measurement",
     "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",

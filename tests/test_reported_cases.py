@@ -26,6 +26,21 @@ def test_ids_of_another_tokenizer_are_no_text_for_the_server(model: Path, given:
         assert ours.status_code == 200
 
 
+def test_a_refusal_names_what_is_wrong_with_a_text(model: Path) -> None:
+    """An empty text is no id of a token, and a model without prompts expects no null."""
+    with Local(model) as local:
+        for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs")):
+            answer = local.post(path, {field: ["a film", ""]})
+            assert answer.status_code == 422
+            assert f"{field}[1]: the text is empty" in answer.text
+            assert "leave empty texts out" in answer.text
+            assert "ids of tokens" not in answer.text
+        answer = local.post("/embed", {"inputs": ["a film"], "prompt_name": "query"})
+        assert answer.status_code == 422
+        assert "prompt_name: this model has no prompts" in answer.text
+        assert "null" not in answer.text
+
+
 def test_base64_is_the_same_numbers(model: Path) -> None:
     with Local(model) as local:
         body = {"model": "any", "input": ["good film", "sad dogs"]}

@@ -1,5 +1,6 @@
 """A table, a column or another container where a public call reads a list of texts: its texts, or a clear error."""
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,19 @@ def calls(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ca
     }
 
 
+POLARS = ["a polars DataFrame", "a polars LazyFrame", "a polars Series"]
+
+
+def polars_table(name: str) -> Any:
+    """TEXTS in polars; None where it is not installed."""
+    try:
+        polars = importlib.import_module("polars")
+    except ImportError:
+        return None
+    frame = polars.DataFrame({"label": ["x", "y", "x"], "text": TEXTS})
+    return {POLARS[0]: frame, POLARS[1]: frame.lazy(), POLARS[2]: frame["text"]}[name]
+
+
 def tables() -> Iterator[tuple[str, Any]]:
     labels = ["x", "y", "x"]
     yield "a dict of columns", {"text": TEXTS, "label": labels}
@@ -66,6 +80,8 @@ def tables() -> Iterator[tuple[str, Any]]:
     yield "an Arrow batch", arrow.to_batches()[0]
     yield "an Arrow column", arrow["text"]
     yield "an Arrow array", pyarrow.array(TEXTS)
+    yield "values of an Arrow column", list(arrow["text"])
+    yield "an Arrow column of few different texts", arrow["text"].dictionary_encode()
     yield "an array", np.array(TEXTS)
     yield "a generator", (text for text in TEXTS)
     pandas = pytest.importorskip("pandas")
@@ -74,6 +90,8 @@ def tables() -> Iterator[tuple[str, Any]]:
     yield "a DataFrame of one column", frame[["text"]].rename(columns={"text": "anything"})
     yield "a DataFrame with another usual name", frame.rename(columns={"text": "Review"})
     yield "a Series with gaps in its index", frame["text"]
+    for name in POLARS:
+        yield name, polars_table(name)
 
 
 CONTAINERS = [name for name, _ in tables()]
@@ -83,6 +101,8 @@ CONTAINERS = [name for name, _ in tables()]
 def test_the_texts_of_a_table_are_read_and_never_the_names_of_its_columns(
     container: str, calls: dict[str, Call]
 ) -> None:
+    if container in POLARS:
+        pytest.importorskip("polars")
     for name, call in calls.items():
         expected = call(TEXTS)
         result = call(dict(tables())[container])
@@ -123,7 +143,8 @@ def test_a_predictor_reads_columns_and_refuses_sets(tmp_path: Path) -> None:
     expected = predictor.predict(TEXTS)
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"text": TEXTS, "label": ["neg", "pos", "neg"]}, index=[0, 2, 5])
-    for column in (frame["text"], pyarrow.array(TEXTS), np.array(TEXTS)):
+    columns = [frame["text"], pyarrow.array(TEXTS), np.array(TEXTS), list(pyarrow.array(TEXTS))]
+    for column in columns:
         assert predictor.predict(column) == expected
     assert 0 <= predictor.score(TEXTS, frame["label"]) <= 1
     for texts in (set(TEXTS), frozenset(TEXTS)):
@@ -133,6 +154,30 @@ def test_a_predictor_reads_columns_and_refuses_sets(tmp_path: Path) -> None:
         predictor.score(TEXTS[:1], frame[["label"]])
     with pytest.raises(bw.UsageError, match="a set, which has no order"):
         predictor.score(TEXTS[:2], {"pos", "neg"})
+
+
+def test_missing_texts_are_named_as_they_are(tmp_path: Path) -> None:
+    predictor = bw.Predictor(write_head(tmp_path / "head", "classification"), device="cpu")
+    for value, name in ((None, "None"), (float("nan"), "nan")):
+        with pytest.raises(bw.UsageError, match=f"text 2 is {name}: expected a string") as error:
+            predictor.predict([TEXTS[0], value])
+        assert "TABLE['text'].dropna()" in str(error.value.hint)
+    with pytest.raises(bw.UsageError, match="text 1 is 3: expected a string"):
+        predictor.predict([3])
+
+
+def test_polars_in_and_polars_out(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    predictor = bw.Predictor(write_head(tmp_path / "head", "classification"), device="cpu")
+    expected = predictor.predict(TEXTS)
+    frame = polars.DataFrame({"text": TEXTS, "label": ["neg", "pos", "neg"]})
+    for texts in (frame, frame.lazy(), frame["text"]):
+        assert predictor.predict(texts) == expected
+        result = predictor.predict_frame(texts)
+        assert isinstance(result, polars.DataFrame)
+        assert result["predicted_label"].to_list() == [answer["label"] for answer in expected]
+        assert result["truncated_tokens"].to_list() == [0, 0, 0]
+    assert 0 <= predictor.score(frame["text"], frame["label"]) <= 1
 
 
 def test_low_level_calls_refuse_tables(model: Path) -> None:

@@ -46,8 +46,10 @@ from bertworks.io.remote import as_path
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
+_ADAPTER = "adapter_config.json"  # of the PEFT library
 EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
-_EXPORTED_PLACES = (EXPORTED, f"onnx/{EXPORTED}")  # the second: in folders of other programs
+EXPORTED_BELOW = f"onnx/{EXPORTED}"  # the same file, where transformers.js and other programs look for it
+_EXPORTED_PLACES = (EXPORTED, EXPORTED_BELOW)
 _OTHER_WEIGHTS = {  # files of other programs, and what is in them
     "adapter_model.safetensors": "the changes of an adapter, not a whole model",
     "adapter_model.bin": "the changes of an adapter, not a whole model",
@@ -125,6 +127,7 @@ class ModelFolder:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The content of config.json."""
+        refuse_adapter(self.within)
         return dict(read_json(self.within / "config.json"))
 
     @cached_property
@@ -289,7 +292,7 @@ def save_model(
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)
     head = head or {"architectures": [hf_mapping.architecture_of(state, config)]}
-    save_settings(folder, config, tokenizer, head)
+    save_settings(folder, config, tokenizer, head, max_length=task.max_length if task else None)
     if task is not None:
         task.save(folder)
     tensors = {name: value.float() for name, value in tensors.items()}
@@ -305,15 +308,24 @@ def save_model(
     write_record(folder, weights_hash, has_task=task is not None)
 
 
-def save_settings(folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any]) -> None:
-    """Write config.json and the tokenizer files. head: its settings in config.json."""
+def save_settings(
+    folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any], *, max_length: int | None = None
+) -> None:
+    """Write config.json and the tokenizer files.
+
+    Args:
+        head: its settings in config.json.
+        max_length: tokens to which other programs cut a text: as many as a fine-tuned model was trained with; None: the
+            number of the tokenizer.
+    """
     numbers = {token: number for number, token in enumerate(tokenizer.tokens)}
     roles = {role: numbers[token] for role, token in tokenizer.special_tokens.items() if token in numbers}
     settings = hf_mapping.config_to_huggingface(
         config, architectures=head["architectures"], pad_token_id=tokenizer.pad_id, token_ids=numbers | roles
     )
     write_text(folder / "config.json", json.dumps(settings | dict(head), indent=2) + "\n")
-    tokenizer.save(folder, has_types=config.type_vocab_size > 1 and not config.languages)
+    has_types = config.type_vocab_size > 1 and not config.languages
+    tokenizer.save(folder, has_types=has_types, max_length=max_length)
 
 
 def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
@@ -399,6 +411,7 @@ def _missing_weights(folder: Path, model: Path) -> BertworksError:
         folder: of the weights.
         model: what the user can name in a command.
     """
+    refuse_adapter(folder)
     pickle = find_pickle(folder)
     exported_file = onnx_file(folder)
     other_file = next((name for name in _OTHER_WEIGHTS if (folder / name).exists()), None)
@@ -418,6 +431,19 @@ def _missing_weights(folder: Path, model: Path) -> BertworksError:
         what = f"there is no {WEIGHTS}"
         hint = "choose a folder that holds a model"
     return BertworksError(what, where=str(folder), hint=hint)
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raises BertworksError for a folder of the PEFT library: its weights are changes to those of another model."""
+    has_weights = any((folder / name).exists() for name in (WEIGHTS, INDEX)) or find_pickle(folder) is not None
+    is_model = has_weights or onnx_file(folder) is not None
+    if is_model or not (folder / _ADAPTER).exists():
+        return
+    base = read_json(folder / _ADAPTER).get("base_model_name_or_path")
+    of_base = f" of {base[:100]!r}" if isinstance(base, str) and base else ""
+    what = f"this is an adapter of PEFT: it holds changes to the weights{of_base}, and no model"
+    hint = "merge both with peft: MODEL.merge_and_unload().save_pretrained(FOLDER); save the tokenizer there, too"
+    raise BertworksError(what, where=str(folder), hint=hint)
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ def serve(
     api_key: str | None = None,
     max_batch_tokens: Annotated[int, console.at_least(1)] = 4096,
     max_concurrent_requests: Annotated[int, console.at_least(1)] = 512,
+    token_ids: Literal["own", "cl100k_base", "o200k_base"] | None = None,
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
@@ -42,6 +43,8 @@ def serve(
             cannot see.
         max_batch_tokens: Tokens per batch.
         max_concurrent_requests: Requests at a time; more are refused. Clients get equal shares.
+        token_ids: What ids of tokens mean that clients send to /v1/embeddings: own: those of this model; cl100k_base,
+            o200k_base: those of OpenAI, whose table is read from the cache of tiktoken. Unset: they are refused.
 
     Examples:
         bertworks serve MODEL
@@ -53,7 +56,7 @@ def serve(
     for event in run(
         bw.task_folder(model, task), host=host, port=port, index=index,
         token=api_key or os.environ.get("BERTWORKS_API_KEY", ""), device=device, precision=precision,
-        limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests),
+        limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests), token_ids=token_ids,
     ):  # fmt: skip
         yield {"kind": event.kind, **event.fields}, event.text
 
@@ -68,6 +71,7 @@ def export(
     encoder: console.Flag = False,
     int8: console.Flag = False,
     data: str | None = None,
+    subfolder: console.Flag = False,
 ) -> Iterable[Event]:
     """Export a model to one ONNX file, and compare it with the original.
 
@@ -79,12 +83,15 @@ def export(
         encoder: Export the hidden states only, without the head.
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
+        subfolder: Write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and sentence-transformers
+            look for it. Without it: model.onnx.
 
     Examples:
         bertworks export MODEL -o EXPORTED
         bertworks export MODEL -o EXPORTED --int8 --data test.csv
     """
-    return bw.export(bw.task_folder(model, task), output, format=format, encoder=encoder, int8=int8, data=data)
+    folder = bw.task_folder(model, task)
+    return bw.export(folder, output, format=format, encoder=encoder, int8=int8, data=data, subfolder=subfolder)
 
 
 def import_(

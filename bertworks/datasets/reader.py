@@ -16,8 +16,9 @@ from bertworks.datasets import annotations
 from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError, expect, require
 from bertworks.io import tables, text_files
+from bertworks.io.class_names import ClassNames, class_names_of_schema
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import Data, ReadOptions, first_rows, split_rows, stored
+from bertworks.io.tables import Data, ReadOptions, StoredRows, first_rows, split_rows, stored
 from bertworks.io.text_files import IssueCounter, Issues, LineReader, infer_encoding, open_lines, rereadable
 
 Names = Collection[str]
@@ -82,6 +83,7 @@ class RowReader:
         self._answers: tuple[str, str, str | None] | None = None  # fields of the context, the answer, its start
         self._row_type: type | None = None  # of the first row of JSON
         self._layout: annotations.ConllLayout | None = None
+        self._class_names = ClassNames({})  # of a Parquet file
         self.kind, self.written_columns, self._rows = self._recognize()
         self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
         is_plain = self.kind in ("table", "json", "parquet")
@@ -155,7 +157,9 @@ class RowReader:
         if self._answers is not None:
             context, answer, start = self._answers
             counts.insert(0, f"answers: {answer!r}, " + (f"at {start!r}" if start else f"searched in {context!r}"))
-        return [*(self._layout.notes if self._layout else []), *counts]
+        layout_notes = self._layout.notes if self._layout else []
+        stored_notes = self._source.notes if isinstance(self._source, StoredRows) else []
+        return [*layout_notes, *stored_notes, *self._class_names.notes, *counts]
 
     def _file_state(self) -> tuple[int, int]:
         state = self.path.stat()
@@ -171,12 +175,13 @@ class RowReader:
             rows = (row for batch in batches for row in batch.to_pylist())
             for number, values in enumerate(rows, 1):
                 self._check_size(number, str(values))
-                yield number, values
+                yield number, self._class_names.named_row(values, f"{self.name}:{number}")
 
     def _recognize(self) -> _Found:
         """The kind of file, the names of its columns, and its rows."""
         if tables.is_parquet(self.path):
             with tables.open_parquet(self.path, self.name) as file:
+                self._class_names = class_names_of_schema(file.schema_arrow, self.name)
                 return "parquet", tables.distinct_names(file.schema_arrow.names, self.name), self._parquet_rows
         with open_lines(self.path, self.name, encoding=self.options.encoding) as reader:
             return self._recognize_text(reader)

@@ -203,6 +203,46 @@ class Embedder:
         units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [e.num_truncated for e in encodings]
 
+    def units_of_ids(
+        self, lists: Sequence[Sequence[int]], prompt: str | None = None
+    ) -> tuple[list[ExampleGroup], list[int]]:
+        """`units` for texts whose tokens are known already.
+
+        Args:
+            lists: for each text the ids of its tokens, with or without the special tokens around them.
+            prompt: see `embed`.
+        """
+        template = self.tokenizer.template
+        sample = self.tokenizer.encode("a")
+        num_prefix, num_suffix = len(template.prefix), len(template.suffix)
+        inner_type = [*sample.type_ids, 0][num_prefix]
+        prefix = self.settings.prompt() if prompt is None else prompt
+        prompt_ids: list[int] = []
+        if prefix:
+            ((prompt_array, _),) = self.tokenizer.arrays([prefix.lower() if self.settings.lowercase else prefix])
+            prompt_ids = prompt_array.tolist()
+        longest = self.settings.max_length or self.tokenizer.model_max_length
+        room = longest - template.num_special()
+        units: list[ExampleGroup] = []
+        truncated: list[int] = []
+        for ids in lists:
+            inner = [*prompt_ids, *self._inner_ids(ids)]
+            read = inner[:room]
+            types = [inner_type] * len(read)
+            types = [*sample.type_ids[:num_prefix], *types, *sample.type_ids[len(sample.type_ids) - num_suffix :]]
+            read = [*template.prefix, *read, *template.suffix]
+            units.append([Example(np.array(read), np.array(types), {})])
+            truncated.append(max(0, len(inner) - room))
+        return units, truncated
+
+    def _inner_ids(self, ids: Sequence[int]) -> Sequence[int]:
+        """The ids without the special tokens of the template, if these stand around them."""
+        template = self.tokenizer.template
+        begins = tuple(ids[: len(template.prefix)]) == template.prefix
+        ends = tuple(ids[len(ids) - len(template.suffix) :]) == template.suffix
+        is_whole = len(ids) >= template.num_special() and begins and ends
+        return ids[template.inner(len(ids))] if is_whole else ids
+
     def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
         """Notes on the first two rows as the network reads them. rows: where each row stands, and its texts. prompts:
         names of the prompt before them (`SentenceTransformerSettings.prompt`)."""

@@ -28,8 +28,9 @@ from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurize
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
 from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
 from bertworks.io.atomic_write import local_path, refuse_not_empty
+from bertworks.io.class_names import named_column
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import Data, are_rows
+from bertworks.io.tables import Data, are_rows, computed, is_missing, missing_hint, plain_value
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
@@ -193,7 +194,8 @@ class Predictor:
             UsageError: more or fewer labels than texts.
             BertworksError: a label that is missing or unknown.
         """
-        d, rows, values = self.description, self._items(texts), listed(labels, "score([text], [label])", "label")
+        d, rows = self.description, self._items(texts)
+        values = listed(named_column(labels, "label"), "score([text], [label])", "label")
         values = [_as_answers(value) if d.task == "qa" else value for value in values]
         what = f"{len(rows):,} texts and {len(values):,} labels"
         expect(len(rows) == len(values), what, hint="give one label for each text")
@@ -217,22 +219,28 @@ class Predictor:
     def predict_frame(self, texts: Data, **options: Any) -> Any:
         """`predict` as a pandas DataFrame with the columns `predicted_label`, `predicted_score`, ... and
         `truncated_tokens`: how many tokens of the text were left out, because the model does not read as many. It has
-        the index of `texts`, if that is a DataFrame or a Series: `frame.join(model.predict_frame(frame))`.
+        the index of `texts`, if that is a DataFrame or a Series: `frame.join(model.predict_frame(frame))`. For a
+        DataFrame, a LazyFrame or a Series of polars it is a DataFrame of polars.
 
         Raises:
             UsageError: as `predict`.
             BertworksError: pandas is not installed.
         """
-        with optional_import("a DataFrame", "pandas"):
-            pandas = import_module("pandas")
-        index = getattr(texts, "index", None)
+        texts = computed(texts)
+        is_polars = type(texts).__module__.partition(".")[0] == "polars"
+        library = "polars" if is_polars else "pandas"
+        with optional_import("a DataFrame", library):
+            frames = import_module(library)
         rows = []
         for answer in self.predict(texts, **options):
             truncated = answer.pop("truncated_tokens", 0)
             rows.append(
                 {**{f"predicted_{part}": value for part, value in answer.items()}, "truncated_tokens": truncated}
             )
-        return pandas.DataFrame(rows, index=None if callable(index) else index)
+        if is_polars:
+            return frames.DataFrame(rows, infer_schema_length=None)
+        index = getattr(texts, "index", None)
+        return frames.DataFrame(rows, index=None if callable(index) else index)
 
     def __repr__(self) -> str:
         d = self.description
@@ -325,7 +333,12 @@ def _prepare(
 
 def item_of(text: Any, number: int, d: TaskConfig) -> Item:
     """One of the texts for `Predictor.predict`, checked. number: for messages."""
-    texts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, list | tuple) else ()
+    text = plain_value(text)
+    texts: tuple[Any, ...] = ()
+    if isinstance(text, str):
+        texts = (text,)
+    elif isinstance(text, list | tuple):
+        texts = tuple(plain_value(part) for part in text)
     count = len(texts)
     of_length = {0: "a string, or a pair of them", 1: "a string", 2: "a pair of strings"}
     fits, expected = {
@@ -335,7 +348,8 @@ def item_of(text: Any, number: int, d: TaskConfig) -> Item:
         "spans": (count == 1, "a string"),
     }.get(d.task, (count == len(d.text) if d.text else 1 <= count <= 2, of_length.get(len(d.text), "")))
     is_text = fits and all(isinstance(part, str) for part in texts)
-    expect(is_text, f"text {number} is {str(text)[:60]!r}: expected {expected}")
+    hint = missing_hint("text") if is_missing(text) else None
+    expect(is_text, f"text {number} is {text!r:.60}: expected {expected}", hint=hint)
     return Item(texts, None, f"text {number}", str(number), raw=d.task == "tagging" and isinstance(text, str))
 
 

@@ -18,7 +18,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
-from bertworks.checkpoints.model_folder import EXPORTED, save_settings, weights_sha256
+from bertworks.checkpoints.model_folder import EXPORTED, EXPORTED_BELOW, save_settings, weights_sha256
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
@@ -229,6 +229,7 @@ def export(
     encoder: bool = False,
     int8: bool = False,
     data: str | Path | None = None,
+    subfolder: bool = False,
 ) -> Iterator[Event]:
     """Export a model to a folder with one ONNX file, config and tokenizer; `Predictor` and `predict_file` read it.
     The file is compared with the model before the folder appears. A folder that holds this export already, as after an
@@ -239,6 +240,8 @@ def export(
         encoder: export only the hidden states, without the head.
         int8: 8-bit weights and matrix products: smaller and faster; the differences are reported.
         data: labelled rows to evaluate and time both models on.
+        subfolder: write onnx/model.onnx beside the tokenizer, where transformers.js, optimum and sentence-transformers
+            look for it; else model.onnx.
 
     Raises:
         UsageError: the output exists and is not this export; data for a model without the head of a task.
@@ -252,6 +255,10 @@ def export(
     results: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
     settings = {"config": str(source.model.config), "task": str(source.description), "data": str(data)}
     request = {**source.model.fingerprint, **settings, "encoder": encoder, "int8": int8}
+    place = EXPORTED
+    if subfolder:
+        place = EXPORTED_BELOW
+        request["place"] = place  # other exports have no such entry, also those of earlier versions
     record = read_json(target / _RECORD) if (target / _RECORD).is_file() else {}
     if record.get("request") == request and record.get("sha256") == weights_sha256(target):
         yield Event("note", f"{target} holds this export already, complete: nothing is written")
@@ -259,23 +266,26 @@ def export(
     else:
         refuse_not_empty(target)
         with replacing_folder(target) as folder:
-            yield from _export(source, folder, results, int8=int8, data=data)
+            yield from _export(source, folder, results, int8=int8, data=data, place=place)
             write_json(folder / _RECORD, {"request": request, "sha256": weights_sha256(folder)})
-    results["bytes"] = (target / EXPORTED).stat().st_size
-    yield Event("done", f"{target / EXPORTED}: {results['bytes'] / 1e6:,.1f} MB", results)
+    results["bytes"] = (target / place).stat().st_size
+    yield Event("done", f"{target / place}: {results['bytes'] / 1e6:,.1f} MB", results)
 
 
 def _export(
-    source: _Source, folder: Path, results: dict[str, Any], *, int8: bool, data: str | Path | None
+    source: _Source, folder: Path, results: dict[str, Any], *, int8: bool, data: str | Path | None, place: str
 ) -> Iterator[Event]:
-    """Fills the folder; adds to `results`."""
-    path, is_encoder = folder / EXPORTED, isinstance(source.network, Encoder)
+    """Fills the folder; adds to `results`. place: of the file, within the folder."""
+    path = folder / place
+    path.parent.mkdir(exist_ok=True)
+    is_encoder = isinstance(source.network, Encoder)
     config, names = source.model.config, ["encoder."] if is_encoder else ["encoder.", "lm_head."]
     head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
     if source.description:
         head = task_settings(source.description, config)
         source.description.save(folder)
-    save_settings(folder, config, source.model.tokenizer, head)
+    max_length = source.description.max_length if source.description else None
+    save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
     if is_encoder:  # how vectors are made
         copy_files(source.model.folder, folder, module_files(source.model.folder))
     write_onnx(path, source.network)
@@ -308,7 +318,7 @@ def _export(
         after = format_metrics(results["figures"], positive=evaluation["positive"])
         before_export = format_metrics(results["figures_ours"], positive=evaluation["positive"])
         yield Event("note", f"{data}: {after}; before the export {before_export}")
-    card = with_tokenizer_note(_card(source, theirs, results), source.model.tokenizer)
+    card = with_tokenizer_note(_card(source, theirs, results, place), source.model.tokenizer)
     write_text(folder / "README.md", card)
 
 
@@ -401,12 +411,12 @@ def _outputs(answer: Callable[[Batch], Tensor], batches: Sequence[Batch]) -> Ten
     return torch.cat([answer(batch).flatten() for batch in batches])
 
 
-def _card(source: _Source, exported: OnnxModel, results: dict[str, Any]) -> str:
+def _card(source: _Source, exported: OnnxModel, results: dict[str, Any], place: str) -> str:
     cost = results.get("cost")
     return fill_template(
         Path(__file__).with_name("exported.md"),
         name=source.name,
-        file=EXPORTED,
+        file=place,
         kind=f"a BERT fine-tuned for {source.description.task}" if source.description else "a BERT",
         opset=OPSET,
         version=bertworks.__version__,

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from bertworks.errors import BertworksError, UsageError, column_names_of, expect, first_names, listed, quoted, several
 from bertworks.io.atomic_write import utf8_path
+from bertworks.io.class_names import class_names_of_table, named_column
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import BLOCK_SIZE, LARGEST_LINE, IssueCounter, too_large
 
@@ -365,12 +366,22 @@ class StoredRows:
     """Rows in memory as a temporary file of JSON lines, which is deleted together with this object. What reads files
     reads them too; row n is line n. name: in messages.
 
+    Attributes:
+        notes: how the data are read, in words.
+
     Raises:
         UsageError: the data are not rows, or there are none.
+        BertworksError: a class has a number for which the table has no name.
     """
 
     def __init__(self, data: Data, name: str = "rows"):
-        self._name, rows = name, rows_of(data)
+        self._name = name
+        data = computed(data)
+        rows = rows_of(data)
+        class_names = class_names_of_table(data)
+        self.notes = class_names.notes
+        if class_names:
+            rows = [class_names.named_row(row, f"{name}:{number}") for number, row in enumerate(rows, 1)]
         with NamedTemporaryFile(
             "w", prefix="bertworks-rows-", suffix=".jsonl", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
@@ -410,18 +421,33 @@ def texts_of(data: Any, hint: str, what: str = "text") -> Iterable[str]:
             reached).
     """
     if are_rows(data):
-        data = text_column_of(data)
+        data = text_column_of(computed(data))
     values = several(data, hint, what)
     return map(_checked_text, values, itertools.count(1), itertools.repeat(what))
 
 
 def _checked_text(value: Any, number: int, what: str) -> str:
+    value = plain_value(value)
     if isinstance(value, str):
         return value
-    is_nan = isinstance(value, float) and value != value
-    is_missing = value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
-    hint = f"leave missing {what}s out, as TABLE['text'].dropna()" if is_missing else f"give each {what} as a string"
+    hint = missing_hint(what) if is_missing(value) else f"give each {what} as a string"
     raise UsageError(f"{what} {number} is {value!r:.60}: expected a string", hint=hint)
+
+
+def plain_value(value: Any) -> Any:
+    """The value of Python that a value of a column of pyarrow stands for; other values as they are."""
+    return value.as_py() if hasattr(value, "as_py") else value
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for a missing cell: None, NaN, and the missing values of pandas."""
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
+
+
+def missing_hint(what: str) -> str:
+    """How missing values are left out. what: the name of one value."""
+    return f"leave missing {what}s out, as TABLE['text'].dropna()"
 
 
 def text_column_of(table: Any) -> Any:
@@ -472,18 +498,27 @@ def sources_of(inputs: Any) -> list[Any]:
     return listed(inputs, "give one path, or a list", "path")
 
 
+def computed(data: Any) -> Any:
+    """The rows of a LazyFrame of polars, which are computed here; other data as they are."""
+    return data.collect() if hasattr(data, "collect_schema") and hasattr(data, "collect") else data
+
+
 def rows_of(data: Any) -> list[Mapping[str, Any]]:
     """The rows of `Data` in memory, as dicts.
 
     Raises:
         UsageError: several tables; columns of the same name or of different lengths; a row that is no dict; no rows.
     """
+    data = computed(data)
     if method := next((name for name in _TABLES if hasattr(data, name)), None):
         distinct_names(column_names_of(data) or [])
         data = getattr(data, method)(*_TABLES[method])
     if isinstance(data, Mapping):
         _refuse_several_tables(data)
-        columns = {name: listed(cells, "give one row as [{...}]", f"{name!r} value") for name, cells in data.items()}
+        columns: dict[Any, list[Any]] = {}
+        for name, cells in data.items():
+            named_cells = named_column(cells, f"{name!r}, row")
+            columns[name] = listed(named_cells, "give one row as [{...}]", f"{name!r} value")
         if len({len(cells) for cells in columns.values()}) > 1:
             lengths = ", ".join(f"{name} {len(cells)}" for name, cells in columns.items())
             raise UsageError(f"the columns have different lengths: {lengths}", hint="write None for a missing value")
@@ -504,7 +539,7 @@ def rows_of_texts(data: Data, columns: Sequence[str]) -> Data:
     """
     if isinstance(data, str | PathLike) or are_rows(data):
         return data
-    data = listed(data, _ROWS_HINT, "row")
+    data = [plain_value(text) for text in listed(data, _ROWS_HINT, "row")]
     if not all(isinstance(text, str) for text in data):
         return data
     what = f"the model reads rows of {' and '.join(columns)}, and {len(data)} texts are given"
@@ -529,4 +564,7 @@ def _json_value(value: Any) -> Any:
         return None
     if isinstance(value, bytes | set | frozenset):
         return list(value) if isinstance(value, bytes) else sorted(value, key=str)
+    value = plain_value(value)
+    if value is None or isinstance(value, bool | int | float | list | dict):
+        return value
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -48,6 +48,7 @@ from bertworks.serve.answers import (
     to_json,
 )
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
+from bertworks.serve.token_tables import TokenIds, read_table
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]
@@ -84,6 +85,12 @@ def _list_of(inputs: Any) -> list[Any]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
+def _texts_or_ids(inputs: Any) -> list[Any]:
+    """A list of texts, or of lists with the ids of the tokens of each text."""
+    is_one_list_of_ids = isinstance(inputs, list) and isinstance(inputs[0], int)
+    return [inputs] if is_one_list_of_ids else _list_of(inputs)
+
+
 def call_each(units: Sequence[Callable[[], Any]]) -> list[Any]:
     """Compute units that are functions."""
     return [work() for work in units]
@@ -103,9 +110,19 @@ def check_tokens(tokens: int, limit: int) -> None:
 
 
 class PretrainedEndpoints:
-    """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for masks, not both."""
+    """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for masks, not both.
 
-    def __init__(self, model: LazyModel, limits: Limits, precision: PrecisionOption = "auto"):
+    token_ids: what the ids of tokens mean that are sent to `/v1/embeddings`; None: they are refused.
+    """
+
+    def __init__(
+        self,
+        model: LazyModel,
+        limits: Limits,
+        precision: PrecisionOption = "auto",
+        token_ids: TokenIds | None = None,
+    ):
+        self._token_table = None if token_ids in (None, "own") else read_table(token_ids)
         self._name, self.endpoints = model.name, dict[str, Endpoint]()
         self._limits = limits
         self.info: dict[str, Any] = {"task": "embedding", "prompts": {}, "model_type": {"embedding": {"pooling": None}}}
@@ -122,17 +139,22 @@ class PretrainedEndpoints:
                 "dimension": e.dimension, "model_dtype": DTYPES[e.precision],
                 "model_type": {"embedding": {"pooling": e.settings.pooling}},
             }  # fmt: skip
+            if token_ids is not None:
+                table = self._token_table
+                count = e.tokenizer.vocab_size if table is None else len(table.tokens)
+                self.info["token_ids"] = {"encoding": token_ids, "vocabulary": count}
         except BertworksError:
             if not self.endpoints:
                 raise
 
     def _vectors(
-        self, texts: list[str], request: Request, value_bytes: int
+        self, texts: list[Any], request: Request, value_bytes: int
     ) -> Generator[InferenceJob, Sequence[Any], tuple[Rows, list[int], int]]:
         """Vectors [texts, dimension] before normalization, the number of truncated tokens of each text, and the number
         of tokens that were read.
 
         Args:
+            texts: strings, or for each text the ids of its tokens.
             value_bytes: of each value of a vector in the answer, at most.
         """
         dimensions = request.get("dimensions") or self._embedder.dimension
@@ -140,7 +162,9 @@ class PretrainedEndpoints:
         prompt = self.info["prompts"].get(request.get("prompt_name"))
         units, truncated, costs = list[ExampleGroup](), list[int](), list[int]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
-            more_units, more_truncated = self._embedder.units(texts[start : start + TEXTS_AT_ONCE], prompt)
+            some_texts = texts[start : start + TEXTS_AT_ONCE]
+            units_of = self._embedder.units if isinstance(texts[0], str) else self._embedder.units_of_ids
+            more_units, more_truncated = units_of(some_texts, prompt)
             units += more_units
             truncated += more_truncated
             costs += [len(unit[0].input_ids) for unit in more_units]
@@ -150,7 +174,8 @@ class PretrainedEndpoints:
         return np.stack(rows), truncated, sum(costs)
 
     def embed(self, request: Request) -> Steps:
-        texts = _list_of(request["inputs"])
+        texts = _texts_or_ids(request["inputs"])
+        self._check_length_of_ids(texts)
         raw, truncated, _ = yield from self._vectors(texts, request, FLOAT32_BYTES)
         vectors = raw[:, : request["dimensions"]]
         if request["normalize"]:
@@ -173,7 +198,7 @@ class PretrainedEndpoints:
 
     def embeddings(self, request: Request) -> Steps:
         is_base64 = request["encoding_format"] == "base64"
-        texts = _list_of(request["input"])
+        texts = self._texts_of_input(request["input"])
         raw, truncated, tokens = yield from self._vectors(texts, request, 6 if is_base64 else FLOAT32_BYTES)
         vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
 
@@ -199,6 +224,20 @@ class PretrainedEndpoints:
             join=join,
             truncated=truncated,
         )
+
+    def _texts_of_input(self, inputs: Any) -> list[Any]:
+        """The texts for `/v1/embeddings`, or the ids of the model's own tokens."""
+        texts = _texts_or_ids(inputs)
+        self._check_length_of_ids(texts)
+        table = self._token_table
+        if table is None or isinstance(texts[0], str):
+            return texts
+        return [table.text(ids) for ids in texts]
+
+    def _check_length_of_ids(self, texts: list[Any]) -> None:
+        """Raises RequestError if texts that are lists of ids are too long together."""
+        if not isinstance(texts[0], str):
+            check_tokens(sum(map(len, texts)), self._limits.tokens)
 
     def fill(self, request: Request) -> Steps:
         try:
@@ -459,6 +498,8 @@ class Abilities:
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
         index: the folder of an index, searched with the model that made it.
         precision: of vectors as in `Embedder`, of predictions as in `Predictor`.
+        token_ids: what the ids of tokens mean that clients send to `/v1/embeddings` instead of texts: those of the
+            model ("own"), or of a vocabulary of OpenAI, whose table the cache of tiktoken has; None: they are refused.
 
     Attributes:
         on_cpu: whether the device is the CPU.
@@ -478,13 +519,14 @@ class Abilities:
         device: str = "auto",
         precision: PrecisionOption = "auto",
         limits: Limits | None = None,
+        token_ids: TokenIds | None = None,
     ):
         self.limits, self._model = limits or Limits(), LazyModel(model, device)
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
         self.tokenizer.characters_at_once = CHARACTERS_AT_ONCE
         self.on_cpu = choose_device(device).type == "cpu"
         finetuned = FinetunedEndpoints(self._model, self.limits, precision) if self._model.has_task else None
-        network = finetuned or PretrainedEndpoints(self._model, self.limits, precision)
+        network = finetuned or PretrainedEndpoints(self._model, self.limits, precision, token_ids)
         self.endpoints, self.info = network.endpoints, network.info
         if index is not None:
             # A fine-tuned model reranks; the index opens the model that made it.
@@ -501,7 +543,7 @@ class Abilities:
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {
             "model_id": self.name, "model_sha": None, "model_dtype": "float32", "labels": [], "reads": "text",
-            "prompts": {}, "dimension": None, "index": None, "abilities": list(self.endpoints),
+            "prompts": {}, "dimension": None, "index": None, "token_ids": None, "abilities": list(self.endpoints),
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
             "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
         }  # fmt: skip

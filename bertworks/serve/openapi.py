@@ -18,13 +18,14 @@ _Literal: Any = Literal
 _TypedDict: Any = TypedDict
 Type = Any
 Text = Annotated[str, Meta(min_length=1)]
+_EMPTY_TEXT = "Expected `str` of length >= 1"  # in the words of msgspec
 
 
 def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
     """The fields of a request, with defaults.
 
     Args:
-        types: alternatives. The error of the one that fits best is the one deepest inside.
+        types: alternatives. See `_best_fitting` for whose error is reported.
 
     Raises:
         RequestError: it is not JSON, or of no such type, and where.
@@ -44,15 +45,36 @@ def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
             return msgspec.structs.asdict(msgspec.convert(value, type_))
         except msgspec.ValidationError as error:
             errors.append(str(error))
-    what, _, where = max(errors, key=lambda error: error.count("[")).partition(" - at ")
+    what, _, where = _best_fitting(errors, types).partition(" - at ")
     limit = re.search(r"`array` of length <= (\d+)", what)
     status = 413 if limit and int(limit[1]) > 2 else 422  # three texts are not too large, but no pair
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
     if what.startswith("Invalid enum value"):
         type_ = types[0].__annotations__[where.rpartition(".")[2]]
         what += f": expected one of {', '.join(map(json.dumps, get_args(type_)))}"
-    hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False" if where.startswith("input[") else None
-    raise RequestError(status, f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
+    hint = "GET /openapi.json describes all requests"
+    if where.startswith("input[") and ("got `int`" in what or "got `array`" in what):
+        hint = (
+            "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with --token-ids"
+        )
+    elif what == _EMPTY_TEXT:
+        what, hint = "the text is empty", "leave empty texts out"
+    elif where.rpartition(".")[2] == "prompt_name" and what.startswith("Expected `null`"):
+        what, hint = "this model has no prompts", 'leave "prompt_name" out'
+    raise RequestError(status, f"{where}: {what}", hint=hint)
+
+
+def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
+    """The error of the alternative that a request was meant to be: one in a field that all alternatives share, else
+    of a value of the right type, else the one deepest inside."""
+    first, *others = [type_.__annotations__ for type_ in types]
+    differing = [name for name in first if any(other.get(name) != first[name] for other in others)]
+
+    def fitness(error: str) -> tuple[bool, bool, int]:
+        is_shared = not any(f" - at `$.{name}" in error for name in differing)
+        return is_shared and " - at " in error, ", got " not in error, error.count("[")
+
+    return max(errors, key=fitness)
 
 
 def _number(text: str) -> float:
@@ -96,15 +118,25 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     masked = documented(Text, pattern=re.escape(info["mask_token"]))
     item = many(Text, 3) if info["reads"] == "choices" else many(Text, 1, 2)
     single = item if info["reads"] in ("choices", "question") else Text | item
-    tokens = many(number(0, info["vocabulary"] - 1), 0, limits.tokens)
+
+    def tokens_of(vocabulary: int, least: int = 1) -> Type:
+        return many(number(0, vocabulary - 1), least, limits.tokens)
+
+    tokens = tokens_of(info["vocabulary"], 0)
     pair = _object("Pair", source_sentence=Text, sentences=many(Text))
     parameters = _TypedDict("Parameters", {"prompt_name": prompt[0], **{n: f[0] for n, f in cut.items()}}, total=False)
     question = _object("Question", question=Text, context=Text)
+    id_lists = [texts, tokens_of(info["vocabulary"]), many(tokens_of(info["vocabulary"]))]
+    input_types: list[Type] = [texts]
+    if info["token_ids"] is not None:
+        ids_of_input = tokens_of(info["token_ids"]["vocabulary"])
+        input_types += [ids_of_input, many(ids_of_input)]
     requests: dict[str, list[dict[str, Type]]] = {  # alternatives, because a union has at most one type of list
-        "embed": [{"inputs": texts, "normalize": yes, "prompt_name": prompt, "dimensions": size, **cut}],
+        "embed": [{"inputs": inputs, "normalize": yes, "prompt_name": prompt, "dimensions": size, **cut}
+                  for inputs in id_lists],
         "similarity": [{"inputs": pair, "prompt_name": prompt, "parameters": (parameters | None, None), **cut}],
-        "embeddings": [{"input": texts, "model": optional, "dimensions": size, "user": optional,
-                        "encoding_format": (Literal["float", "base64"], "float")}],
+        "embeddings": [{"input": inputs, "model": optional, "dimensions": size, "user": optional,
+                        "encoding_format": (Literal["float", "base64"], "float")} for inputs in input_types],
         "fill": [{"inputs": masked | many(masked), "top_k": (top, 5), "return_text": no}],
         "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in (single, many(item))],
         "rerank": [{"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}],

@@ -204,12 +204,16 @@ class Tokenizer:
             tokenizer.notes += (f"text is lower-cased, but {counts}: is it a cased model?",)
         return tokenizer
 
-    def save(self, folder: str | Path, *, has_types: bool = True) -> None:
+    def save(self, folder: str | Path, *, has_types: bool = True, max_length: int | None = None) -> None:
         """Write the whole Hugging Face tokenizer folder: transformers 4 and 5 open it with AutoTokenizer.
 
         Writes tokenizer.json (without truncation and padding), tokenizer_config.json, special_tokens_map.json, for
         WordPiece vocab.txt, and copies of vocab.json, merges.txt and SentencePiece files that it was read with. Each
         file is replaced atomically; other files in the folder stay.
+
+        Args:
+            has_types: whether the network reads types of tokens.
+            max_length: tokens to which other programs cut a text; None: `model_max_length`.
 
         Raises:
             BertworksError: the folder cannot be written, or the disk is full.
@@ -229,7 +233,7 @@ class Tokenizer:
         config = {
             "tokenizer_class": "BertTokenizer" if self.is_bert_tokenizer else "PreTrainedTokenizerFast",
             **special_tokens_map,
-            "model_max_length": self.model_max_length,
+            "model_max_length": max_length or self.model_max_length,
             "model_input_names": inputs,
             **{key: normalizer[name] for key, name in NORMALIZER_SETTINGS.items() if name in normalizer},
         }

@@ -1,0 +1,189 @@
+"""The names of classes that a table stores as numbers: the `ClassLabel` columns of the `datasets` library.
+
+Such a column holds 0, 1, 2; the names of these classes stand beside the table: in `Dataset.features`, and under the key
+`huggingface` of the schema's metadata in an Arrow table or a Parquet file that `Dataset.to_parquet` has written. Both
+describe a column in the same way, for example as
+
+    {"_type": "ClassLabel", "names": ["neg", "pos"]}
+    {"_type": "List", "feature": {"_type": "ClassLabel", "names": ["O", "B-PER", "I-PER"]}}
+
+(`Sequence` and `LargeList` are other names of `List`). A dict without `_type` describes the fields of an object. The
+number -1 stands for a missing label, as in the test sets of GLUE.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from bertworks.errors import BertworksError, first_names
+
+_METADATA_KEY = b"huggingface"
+_MISSING_CLASS = -1
+_LISTED_CLASSES = 8  # in a note
+_UNNAMED_HINT = "write the file again; or without its names of classes: table.replace_schema_metadata(None)"
+
+_Renamer = Callable[[Any], Any]  # the value of a cell with numbers of classes -> the same value with their names
+
+
+class ClassNames:
+    """The names of the classes of a table, by column. Columns of other types are not touched.
+
+    Args:
+        features: how each column is described, by its name, as in the examples above.
+    """
+
+    def __init__(self, features: Mapping[str, Any]):
+        self._renamers: dict[str, _Renamer] = {}
+        self.notes: list[str] = []
+        for column, feature in features.items():
+            renamer = _renamer_of(feature)
+            if renamer is not None:
+                self._renamers[str(column)] = renamer
+                self.notes.append(f"classes of {str(column)!r} by their names: {_numbered_names(feature)}")
+
+    def __bool__(self) -> bool:
+        return bool(self._renamers)
+
+    def named_row(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """The row with names in the place of numbers. where: the row, for messages.
+
+        Raises:
+            BertworksError: a number is that of no class.
+        """
+        return {column: self.named_value(column, value, where) for column, value in row.items()}
+
+    def named_value(self, column: str, value: Any, where: str) -> Any:
+        """The value of a column with names in the place of numbers: see `named_row`."""
+        renamer = self._renamers.get(str(column))
+        if renamer is None:
+            return value
+        try:
+            return renamer(value)
+        except _UnknownClassError as error:
+            what = f"{str(column)!r} holds {error.number}, and its classes are numbered from 0 to {error.count - 1}"
+            raise BertworksError(what, where=where, hint="repair the value; -1 stands for a missing label") from error
+
+
+class _UnknownClassError(Exception):
+    """A number that is that of no class. count: how many classes there are."""
+
+    def __init__(self, number: int, count: int):
+        super().__init__(number)
+        self.number = number
+        self.count = count
+
+
+def class_names_of_table(table: Any) -> ClassNames:
+    """The names of classes of a table in memory: a data set of `datasets`, or a table or batch of pyarrow. Other values
+    have none.
+
+    Raises:
+        BertworksError: the metadata of the schema are damaged.
+    """
+    features = getattr(table, "features", None)
+    if isinstance(features, Mapping) and hasattr(features, "to_dict"):
+        return ClassNames(features.to_dict())
+    return class_names_of_schema(getattr(table, "schema", None), "the table")
+
+
+def class_names_of_schema(schema: Any, where: str) -> ClassNames:
+    """The names of classes in the metadata of a schema of pyarrow; none for another value. where: the file, for
+    messages.
+
+    Raises:
+        BertworksError: the metadata are damaged.
+    """
+    metadata = getattr(schema, "metadata", None)
+    if not isinstance(metadata, Mapping) or _METADATA_KEY not in metadata:
+        return ClassNames({})
+    try:
+        content = json.loads(metadata[_METADATA_KEY])
+        info = content.get("info") if isinstance(content, dict) else None
+        features = info.get("features") if isinstance(info, dict) else None
+        return ClassNames(features if isinstance(features, dict) else {})
+    except (ValueError, RecursionError) as error:
+        what = "the names of classes in the metadata cannot be read: they are not JSON, or nested too deeply"
+        raise BertworksError(what, where=where, hint=_UNNAMED_HINT) from error
+
+
+def named_column(column: Any, where: str) -> Any:
+    """The values of a column of `datasets` with the names of their classes; other values as they are.
+
+    Raises:
+        BertworksError: a number is that of no class.
+    """
+    source, name = getattr(column, "source", None), getattr(column, "column_name", None)
+    names = class_names_of_table(source)
+    if not isinstance(name, str) or not names:
+        return column
+    return [names.named_value(name, value, f"{where} {number}") for number, value in enumerate(column, 1)]
+
+
+def _renamer_of(feature: Any) -> _Renamer | None:
+    """What puts the names into a value of a column, or into each value of a list; None for a column without classes."""
+    if isinstance(feature, list) and len(feature) == 1:  # a list, as early versions of `datasets` describe it
+        return _renamer_of(feature[0])
+    if not isinstance(feature, dict):
+        return None
+    kind = feature.get("_type")
+    if kind == "ClassLabel":
+        return _class_renamer(feature)
+    if isinstance(kind, str):
+        return _renamer_of(feature.get("feature"))
+    return _object_renamer(feature)
+
+
+def _class_renamer(feature: dict[str, Any]) -> _Renamer | None:
+    names = feature.get("names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+
+    def named_class(value: Any) -> Any:
+        if isinstance(value, list):
+            return [named_class(item) for item in value]
+        if isinstance(value, bool) or not isinstance(value, int):
+            return value  # a missing value, or a name already
+        if value == _MISSING_CLASS:
+            return None
+        if not 0 <= value < len(names):
+            raise _UnknownClassError(value, len(names))
+        return names[value]
+
+    return named_class
+
+
+def _object_renamer(fields: dict[str, Any]) -> _Renamer | None:
+    renamers: dict[str, _Renamer] = {}
+    for name, feature in fields.items():
+        renamer = _renamer_of(feature)
+        if renamer is not None:
+            renamers[name] = renamer
+    if not renamers:
+        return None
+
+    def named_object(value: Any) -> Any:
+        if isinstance(value, list):
+            return [named_object(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        return {name: renamers[name](item) if name in renamers else item for name, item in value.items()}
+
+    return named_object
+
+
+def _numbered_names(feature: Any) -> str:
+    """The classes of a column in words: "0 neg, 1 pos"."""
+    names = next(iter(_names_within(feature)), [])
+    return first_names([f"{number} {name}" for number, name in enumerate(names)], _LISTED_CLASSES)
+
+
+def _names_within(feature: Any) -> Iterable[list[str]]:
+    """The lists of names that a description of a column holds, at any depth."""
+    if isinstance(feature, list):
+        for part in feature:
+            yield from _names_within(part)
+    elif isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+        yield feature.get("names") or []
+    elif isinstance(feature, dict):
+        for part in feature.values():
+            yield from _names_within(part)
