@@ -78,7 +78,7 @@ class CausalModel:
         check_output_layer(source.settings, source.weights, self.config, path, predicts_tokens=True)
         network = source.network(partial(PretrainingModel, objectives={"causal_lm": 1.0}))
         assert network.lm_head is not None
-        self.precision = precision_for(network.encoder, precision)
+        self.precision = precision_for(network.encoder, precision, source)
         self.encoder = (
             to_int8_inference(network.encoder)  # also for few tokens, which a pass with a cache has
             if self.precision == "int8"

@@ -26,7 +26,7 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.events import Event
 from bertworks.inference import predict
-from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
+from bertworks.inference.engine import LazyModel, ModelUser, OnnxModel, compute_vectors, open_model, prepared_encoder
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.binary_files import write_npy
@@ -98,8 +98,9 @@ def _num_characters(text: object) -> int:
     return len(text) if isinstance(text, str) else 0
 
 
-class Embedder:
-    """A loaded model that computes vectors of texts.
+class Embedder(ModelUser):
+    """A loaded model that computes vectors of texts. A pickle of it holds the path of the model folder, these settings
+    and a hash of the files; another process opens the folder again when it uses the object.
 
     Args:
         model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, or a hub
@@ -132,7 +133,9 @@ class Embedder:
     ):
         known = get_args(Pooling)
         expect(pooling in (None, *known), f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(known)}")
-        self._source = source = open_model(model, device)
+        source = open_model(model, device)
+        options = {"pooling": pooling, "normalize": normalize, "max_length": max_length, "precision": precision}
+        self._set_opening(Embedder, source, options)
         self.folder, settings = source.within, source.sentence_transformer.settings
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
@@ -150,6 +153,7 @@ class Embedder:
         hint = "use another pooling, or the model that was exported"
         expect(fits, "an exported model has only the last layer", where=self.folder, hint=hint)
         disable_heap_trim()
+        self._is_open()
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
         """float32 [texts, dimension]. The vector of a text does not depend on the other texts (in int8 slightly).
@@ -299,7 +303,7 @@ def _network(
         output = "last_hidden_state", source.config.hidden_size
         return source.session(option, gives=output), "fp32"
     encoder = source.network(Encoder, "encoder.")
-    ready, precision = prepared_encoder(encoder, option)
+    ready, precision = prepared_encoder(encoder, option, source)
     return with_fp16_weights(encoder, ready) if (option, precision) == ("auto", "fp32") else ready, precision
 
 

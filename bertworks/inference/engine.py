@@ -1,15 +1,20 @@
 """Opens model folders for inference, and computes batches of examples.
 
 - `LazyModel`: the networks of a model folder, over one copy of its weights
+- `ModelUser`: the base class of public objects over a `LazyModel`, which pickles hold by path, settings and hash
 - `OnnxModel`: the network of an ONNX file, computed by onnxruntime, with the interface of our networks
 - `prepared_encoder`: an encoder in a precision
 - `compute_logits`, `compute_vectors`, `log_probabilities`: results in the order of the examples
 """
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -21,10 +26,12 @@ from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, MODEL_FILES, is_model_name, resolve_model, split_files
+from bertworks.checkpoints.weights_record import RECORD_FILE, file_sha256
 from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, one_line, optional_import, require
 from bertworks.inference.decoding import Logits
-from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, utf8_path
+from bertworks.inference.reopening import NUM_KEPT_OPEN, Opening, Reopened
+from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer, url_of, utf8_path
 from bertworks.io.binary_files import read_protobuf
 from bertworks.io.remote import as_path
 from bertworks.models import packed_linear
@@ -176,7 +183,9 @@ class LazyModel(model_folder.ModelFolder):
     def __init__(self, model: str | Path, device: str = "auto", language: str = ""):
         name = as_path(model, "model").name or str(model)  # which may be no UTF-8
         self.name, self.device = name.encode("utf-8", "backslashreplace").decode(), device
+        self._requested_name = str(model) if is_model_name(model) or url_of(model) else ""
         super().__init__(resolve_model(model), language)
+        self._versions_at_opening = self._file_versions()
         self.require_language()
         _ = self.config, self.tokenizer  # refuses damaged settings, and networks that are not supported, here
 
@@ -187,6 +196,62 @@ class LazyModel(model_folder.ModelFolder):
     def fingerprint(self) -> dict[str, Any]:
         """Hashes of the weights and of the tokenizer."""
         return {"weights_sha256": model_folder.weights_sha256(self.within), "tokenizer_sha256": self.tokenizer.sha256}
+
+    @cached_property
+    def auto_precision(self) -> InferencePrecision:
+        """The precision that "auto" selects. It is measured, and part of a pickle: processes may measure others."""
+        return best_precision(choose_device(self.device))
+
+    def _file_versions(self) -> dict[str, tuple[int, ...]]:
+        """Return the files that answers depend on, by their names within the folder, and what changes with them."""
+        folder = self.folder.absolute()
+        names = set(split_files(folder, MODEL_FILES)[0]) - {RECORD_FILE, *MODEL_DOCUMENTS}
+        for path in model_folder.weight_files(self.within):  # those of a joint fine-tuning lie outside
+            names.add(os.path.relpath(path, folder))
+        versions: dict[str, tuple[int, ...]] = {}
+        for name in sorted(names):
+            with suppress(FileNotFoundError):
+                status = os.stat(folder / name)  # noqa: PTH116 - of the file that a link leads to
+                versions[name] = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        return versions
+
+    def files_sha256(self) -> str:
+        """Return a hash of the files that answers depend on.
+
+        Raises:
+            BertworksError: files were written since this object has been opened: another process would read others.
+        """
+        folder = self.folder.absolute()
+        hashes: dict[str, str] = {}
+        if folder.is_dir():
+            hashes = {
+                name: file_sha256(folder / name) for name in self._versions_at_opening if (folder / name).exists()
+            }
+        if not hashes or self._file_versions() != self._versions_at_opening:
+            what = "the files of the model have changed since it was opened: a pickle holds their path and their hash"
+            raise BertworksError(what, where=str(folder), hint="open the model again, and pickle that object")
+        return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def reference(self) -> "ModelReference":
+        """The values that open the same model in another process. Raises as `files_sha256`."""
+        return ModelReference(
+            folder=str(self.folder.absolute()),
+            name=self._requested_name,
+            device=self.device,
+            language=self.config.language,
+            auto_precision=self.auto_precision,
+            files_sha256=self.files_sha256(),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopened_model, (self.reference,)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # nothing changes it: copies of what uses it share the weights
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
@@ -237,13 +302,79 @@ class LazyModel(model_folder.ModelFolder):
         return model
 
 
-def open_model(model: str | Path | LazyModel, device: str) -> LazyModel:
+def open_model(model: str | Path | LazyModel, device: str, language: str = "") -> LazyModel:
     """An open model. One that is open already stays on its device."""
-    return model if isinstance(model, LazyModel) else LazyModel(model, device)
+    return model if isinstance(model, LazyModel) else LazyModel(model, device, language)
+
+
+class ModelReference(NamedTuple):
+    """A model in a pickle.
+
+    folder: its absolute path.
+    name: the name or the URL that was resolved to the folder, for a machine without this folder; "": none.
+    device, language, auto_precision: see `LazyModel`.
+    files_sha256: a hash of the files that answers depend on.
+    """
+
+    folder: str
+    name: str
+    device: str
+    language: str
+    auto_precision: InferencePrecision
+    files_sha256: str
+
+
+@lru_cache(maxsize=NUM_KEPT_OPEN)
+def reopened_model(reference: ModelReference) -> LazyModel:
+    """Return the model of a pickle. The last ones stay open in this process.
+
+    Raises:
+        BertworksError: its folder is missing, or has changed since the object was pickled.
+    """
+    folder = Path(reference.folder)
+    if not folder.is_dir() and not reference.name:
+        what = "the model folder of an object in a pickle is missing: the pickle holds its path, and no weights"
+        hint = "keep the folder as long as the pickle; a fine-tuned model is kept with output=FOLDER"
+        raise BertworksError(what, where=reference.folder, hint=hint)
+    model = LazyModel(folder if folder.is_dir() else reference.name, reference.device, reference.language)
+    if model.files_sha256() != reference.files_sha256:
+        what = "the model folder of an object in a pickle has changed since the object was pickled"
+        hint = "open the model again, and pickle that object"
+        raise BertworksError(what, where=str(model.folder), hint=hint)
+    model.auto_precision = reference.auto_precision
+    return model
+
+
+class ModelUser(Reopened):
+    """An object over an open model. Its pickle holds the path of the model, the settings of the object, and a hash.
+
+    A subclass calls `_set_opening` in its constructor.
+    """
+
+    _source: LazyModel
+
+    def _set_opening(self, kind: Callable[..., Reopened], source: LazyModel, settings: Mapping[str, Any]) -> None:
+        """Set what opens an equal object.
+
+        Args:
+            kind: the class whose constructor takes an open model and these settings.
+        """
+        self._source = source
+        self._opening = kind, tuple(settings.items())
+
+    def _opening_call(self) -> Opening:
+        kind, settings = self._opening
+        return Opening(_open_user, (kind, self._source.reference, settings))
+
+
+def _open_user(
+    kind: Callable[..., Reopened], reference: ModelReference, settings: tuple[tuple[str, Any], ...]
+) -> Reopened:
+    return kind(reopened_model(reference), **dict(settings))
 
 
 def prepared_encoder(
-    encoder: Encoder, option: PrecisionOption
+    encoder: Encoder, option: PrecisionOption, source: LazyModel | None = None
 ) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
     """The encoder, converted to its fastest form in a precision; and the precision that "auto" selects: bf16 where the
     hardware is faster with it, else fp32.
@@ -257,16 +388,26 @@ def prepared_encoder(
         # For a few tokens int8 would take twice as long as weights in half precision, and be less exact.
         "int8": lambda encoder: packed_linear.with_fp16_weights(encoder, packed_linear.to_int8_inference(encoder)),
     }
-    precision = precision_for(encoder, option)
+    precision = precision_for(encoder, option, source)
     return conversions[precision](encoder), precision
 
 
-def precision_for(network: nn.Module, option: PrecisionOption) -> InferencePrecision:
-    """The precision that an option selects for a network. Raises as `prepared_encoder`."""
+def precision_for(network: nn.Module, option: PrecisionOption, source: LazyModel | None = None) -> InferencePrecision:
+    """The precision that an option selects for a network. Raises as `prepared_encoder`.
+
+    Args:
+        source: the model of the network, with its selection; None: of a network in training.
+    """
     if option not in get_args(PrecisionOption):
         raise UsageError(f"the precision {option!r} is not known", hint=f"use {', '.join(get_args(PrecisionOption))}")
     device = next(network.parameters()).device
-    precision = best_precision(device) if option == "auto" else option
+    precision: InferencePrecision
+    if option != "auto":
+        precision = option
+    elif source is not None:
+        precision = source.auto_precision
+    else:
+        precision = best_precision(device)
     if precision == "int8":
         expect(device.type == "cpu", "int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
         what = "this processor has no instructions for int8 (VNNI)"

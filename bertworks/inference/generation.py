@@ -19,7 +19,7 @@ from torch import Tensor
 from bertworks.checkpoints.generation_config import GenerationConfig
 from bertworks.errors import expect, listed
 from bertworks.inference.causal_lm import CausalModel
-from bertworks.inference.engine import LazyModel, open_model
+from bertworks.inference.engine import LazyModel, ModelUser, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.models.cache import KeyValueCache
@@ -169,7 +169,7 @@ class _Continuation:
     reason: FinishReason = "max_tokens"
 
 
-class TextGenerator:
+class TextGenerator(ModelUser):
     """A loaded network that continues texts. The model is a folder, a name, or an open model, which stays on its
     device.
 
@@ -181,7 +181,10 @@ class TextGenerator:
     """
 
     def __init__(self, model: str | Path | LazyModel, device: str = "auto", precision: PrecisionOption = "auto"):
-        self.model = CausalModel(open_model(model, device), precision)
+        source = open_model(model, device)
+        self._set_opening(TextGenerator, source, {"precision": precision})
+        self.model = CausalModel(source, precision)
+        self._is_open()
 
     def __call__(self, texts: Iterable[str], options: SamplingOptions = SamplingOptions()) -> Iterator[Generation]:
         """The continuation of each text, in order. Texts are computed in batches of similar length.

@@ -21,7 +21,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.errors import expect, quoted, require
 from bertworks.inference.causal_lm import CausalModel, Score, log_likelihoods, make_score
-from bertworks.inference.engine import LazyModel, compute_each, log_probabilities, open_model
+from bertworks.inference.engine import LazyModel, ModelUser, compute_each, log_probabilities, open_model
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import texts_of
 from bertworks.text.tokenizer import Tokenizer
@@ -71,15 +71,17 @@ class MaskedText(NamedTuple):
         return [len(tokens) + 2 + 8 * len(masks) for tokens, masks in self.windows]
 
 
-class Filler:
+class Filler(ModelUser):
     """A loaded model that predicts masked tokens. The model is a folder, also an exported one, or a name; or an open
     model, which stays on its device."""
 
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
+        self._set_opening(Filler, source, {})
         self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
         output = "logits", source.config.vocab_size
         self.model = source.session("fp32", gives=output) if source.exported else load_masked_lm(source)
+        self._is_open()
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
         """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.

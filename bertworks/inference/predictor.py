@@ -25,7 +25,15 @@ from bertworks.datasets.schema import Item, Schema, items, label_of
 from bertworks.datasets.values import answers_of
 from bertworks.errors import expect, listed, optional_import, some_names
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
-from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, precision_for, prepared_encoder
+from bertworks.inference.engine import (
+    LazyModel,
+    ModelUser,
+    OnnxModel,
+    compute_logits,
+    open_model,
+    precision_for,
+    prepared_encoder,
+)
 from bertworks.inference.task_metrics import TASKS, compute_metrics, metric_of
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.class_names import named_column
@@ -92,8 +100,9 @@ class OutputFields:
         return {**{f"predicted_{part}": shown[part] for part in shown}, "truncated_tokens": features.num_truncated}
 
 
-class Predictor:
-    """A loaded fine-tuned model.
+class Predictor(ModelUser):
+    """A loaded fine-tuned model. A pickle of it holds the path of the model folder, these settings and a hash of the
+    files; another process opens the folder again when it uses the object.
 
     Args:
         model: a folder of ours, also an exported one, or of transformers, or a hub id; or an open model, which stays on
@@ -123,12 +132,14 @@ class Predictor:
         expect(fits, f"the threshold is {threshold}: expected a probability, from 0 to 1")
         changes = {"threshold": threshold, "max_length": max_length}
         self.description = replace(d, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]
-        self._source = source
+        options = {"precision": precision, "threshold": threshold, "max_length": max_length}
+        self._set_opening(Predictor, source, options)
         self._network, self.precision = _prepare(source, self.description, precision)
         length, longest = self.description.max_length, source.config.max_position_embeddings
         what = f"max_length is {length}: the model reads from {MIN_LENGTH} to {longest} tokens"
         expect(MIN_LENGTH <= length <= longest, what)
         disable_heap_trim()
+        self._is_open()
 
     @property
     def reading(self) -> Featurizer:
@@ -296,6 +307,10 @@ class Predictor:
         refuse_not_empty(local_path(folder))
         copy_files(self.folder, Path(folder))
 
+    def keep_alive(self, owner: object) -> None:
+        """Keep an object, such as a temporary folder, as long as this model or a copy of it. No pickle holds it."""
+        vars(self._source)["owner"] = owner
+
 
 def copy_files(source: Path, target: Path, names: Iterable[str] | None = None) -> None:
     """Copy files of a model folder. names: within it; None: all that are not in a subfolder, and that the target
@@ -325,8 +340,8 @@ def _prepare(
     network = task_network(source, d)
     if network.features is not None:  # they compute the encoder themselves, in fp32
         expect(option != "int8", "a model of the recipe `feature_based` has no int8", hint="leave --precision out")
-        return network, precision_for(network, option)
-    encoder, precision = prepared_encoder(network.encoder, option)
+        return network, precision_for(network, option, source)
+    encoder, precision = prepared_encoder(network.encoder, option, source)
     network.encoder = cast(Encoder, encoder)
     return network, precision
 

@@ -13,7 +13,7 @@ from bertworks.inference.causal_lm import Score
 from bertworks.inference.decoding import Answer
 from bertworks.inference.detect import Detection, detect
 from bertworks.inference.embed import Embedder, Vectors
-from bertworks.inference.engine import LazyModel
+from bertworks.inference.engine import LazyModel, ModelUser, open_model
 from bertworks.inference.explain import Explanation, explain
 from bertworks.inference.generation import Generation, SamplingOptions, TextGenerator
 from bertworks.inference.masked_lm import Filler, Filling, score
@@ -27,8 +27,9 @@ Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "pr
 _WHY = packaged_table(__file__, "abilities.toml")
 
 
-class LoadedModel:
-    """A model that `load` opened. Its weights are read when they are first needed. All methods share one copy.
+class LoadedModel(ModelUser):
+    """A model that `load` opened. Its weights are read when they are first needed. All methods share one copy. A pickle
+    holds the path of the model folder and a hash of its files.
 
     Attributes:
         folder: where it lies.
@@ -38,15 +39,24 @@ class LoadedModel:
     """
 
     def __init__(
-        self, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto", language: str = ""
+        self,
+        model: str | Path | LazyModel,
+        *,
+        device: str = "auto",
+        precision: PrecisionOption = "auto",
+        language: str = "",
     ):
-        self._opened = LazyModel(model, device, language)
+        source = open_model(model, device, language)
+        self._set_opening(LoadedModel, source, {"precision": precision})
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
-        self._embedder = cache(partial(Embedder, self._opened, precision=precision))
-        self._filler = cache(partial(Filler, self._opened))
-        self._generator = cache(partial(TextGenerator, self._opened, precision=precision))
-        self.predictor = cache(partial(Predictor, self._opened, precision=precision))
-        self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
+        self._embedder = cache(partial(Embedder, source, precision=precision))
+        self._filler = cache(partial(Filler, source))
+        self._generator = cache(partial(TextGenerator, source, precision=precision))
+        self.predictor = cache(partial(Predictor, source, precision=precision))
+        self.folder = source.folder
+        self.config = source.config
+        self.tokenizer = source.tokenizer
+        self._is_open()
 
     def __repr__(self) -> str:
         c = self.config
@@ -57,14 +67,14 @@ class LoadedModel:
     def can(self) -> tuple[Ability, ...]:
         """The methods that this model supports: "embed", "explain", "fill", "generate", "score", "detect",
         "predict"."""
-        predicts: list[Ability] = ["predict"] if self._opened.has_task else []
-        if self._opened.exported:
+        predicts: list[Ability] = ["predict"] if self._source.has_task else []
+        if self._source.exported:
             pretrained = architecture_of(["encoder.", "lm_head."], self.config)
-            is_lm = self._opened.settings.get("architectures") == [pretrained]
+            is_lm = self._source.settings.get("architectures") == [pretrained]
             return tuple(predicts or (["fill"] if is_lm else ["embed"]))
         if self.config.direction == "left_to_right":  # a plain head is the embedding matrix, which every file has
             return ("embed", "explain", "generate", "score", *predicts)
-        parts = components_in_file(self._opened.weights, self.config)
+        parts = components_in_file(self._source.weights, self.config)
         fills: list[Ability] = ["fill", "score"] if "lm_head" in parts else []
         detects: list[Ability] = ["detect"] if "replaced_token" in parts else []
         return ("embed", "explain", *fills, *detects, *predicts)
@@ -116,7 +126,7 @@ class LoadedModel:
         """
         self._check("score")
         sentences = list(texts_of(sentences, "score([text])[0]"))
-        return list(score(self._opened, sentences, within_word=within_word, precision=self._precision))
+        return list(score(self._source, sentences, within_word=within_word, precision=self._precision))
 
     def detect(self, texts: Iterable[str]) -> list[Detection]:
         """For each token of each text the probability that it was replaced: see `bertworks.inference.detect.detect`.
@@ -126,7 +136,7 @@ class LoadedModel:
             BertworksError: a text without tokens; the model has no head for replaced tokens.
         """
         self._check("detect")
-        return list(detect(self._opened, texts, precision=self._precision))
+        return list(detect(self._source, texts, precision=self._precision))
 
     def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.
@@ -146,7 +156,7 @@ class LoadedModel:
             BertworksError: it is an exported one.
         """
         self._check("explain")
-        return explain(self._opened, *texts, target=target, baseline=baseline)
+        return explain(self._source, *texts, target=target, baseline=baseline)
 
     def save(self, folder: str | Path) -> None:
         """Writes a clean copy of the model folder: see `bertworks.convert`.
@@ -159,7 +169,7 @@ class LoadedModel:
 
     def _check(self, ability: Ability) -> None:
         if ability not in self.can:
-            kind = "exported" if self._opened.exported else self.config.direction
+            kind = "exported" if self._source.exported else self.config.direction
             why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
             if ability == "score" and "predict" in self.can:
                 instead = "predictor().score(texts, labels) gives the metric of its task"

@@ -24,8 +24,9 @@ from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, in_bulk, normalized, reading_note, row_text, text_columns
-from bertworks.inference.engine import LazyModel
+from bertworks.inference.engine import LazyModel, ModelReference, reopened_model
 from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
+from bertworks.inference.reopening import Opening, Reopened
 from bertworks.io.atomic_write import local_path, url_of
 from bertworks.io.processes import Bulk
 from bertworks.io.remote import as_path
@@ -56,7 +57,7 @@ class Hit(TypedDict):
     fields: dict[str, Any]  # the other columns of its row
 
 
-class Index(Documents):
+class Index(Documents, Reopened):
     """Documents and their vectors, in a folder. Vectors have length 1: their inner product is the cosine. Changes by
     other processes are visible after the folder is opened again.
 
@@ -77,6 +78,20 @@ class Index(Documents):
         super().__init__(as_path(folder))
         self._model, self._device = model, device
         self.truncation = Truncation()
+        self._is_open()
+
+    def _opening_call(self) -> Opening:
+        """Return the call that opens the same state of the index."""
+        model: str | ModelReference | None
+        if isinstance(self._model, LazyModel):
+            model = self._model.reference
+        elif self._model is None:
+            model = None
+        elif is_model_name(self._model) or url_of(self._model):
+            model = str(self._model)
+        else:
+            model = str(Path(self._model).absolute())
+        return Opening(_open_index, (str(self.folder.absolute()), model, self._device, self.manifest.sha256))
 
     @classmethod
     def create(
@@ -319,6 +334,19 @@ class Index(Documents):
         except IndexError:
             what = "words are in documents that do not exist"
             raise BertworksError(what, where=str(self.folder), hint="make it again") from None
+
+
+def _open_index(folder: str, model: str | ModelReference | None, device: str, manifest_sha256: str) -> Index:
+    """Return the index of a pickle.
+
+    Raises:
+        BertworksError: the index is missing, or has changed since the object was pickled.
+    """
+    index = Index(folder, model=reopened_model(model) if isinstance(model, ModelReference) else model, device=device)
+    if index.manifest.sha256 != manifest_sha256:
+        what = "the index of an object in a pickle has changed since the object was pickled"
+        raise BertworksError(what, where=folder, hint="open the index again, and pickle that object")
+    return index
 
 
 def index_file(

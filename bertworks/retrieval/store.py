@@ -57,6 +57,11 @@ class Manifest:
     neighbours: Sequence[str] = ()
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
+    @property
+    def sha256(self) -> str:
+        """A hash of the state."""
+        return json_sha256(asdict(self))
+
     def with_sums(self, folder: Path, names: Sequence[str]) -> Self:
         """With the checksums of new files, and without those of files that are no longer in the index."""
         segments = self.segments | ({Path(GRAPH).stem: ""} if self.neighbours else {})

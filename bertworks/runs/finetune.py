@@ -516,5 +516,5 @@ def open_trained(
         models = [Predictor(Path(output) / folder, device=device) for folder in folders]
         weakref.finalize(stack, stack.pop_all().close)
     for model in models:
-        vars(model)["owner"] = stack  # it deletes the folder together with the last of the models
+        model.keep_alive(stack)  # it deletes the folder together with the last of the models
     return models
