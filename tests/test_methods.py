@@ -65,7 +65,8 @@ def test_a_frozen_classifier_is_logistic_regression_on_mean_vectors(model: Path,
     expected = logistic(vectors_of(model, texts), labels)(vectors_of(model, new))
     answers = Predictor(tmp_path / "out", device="cpu", precision="fp32").predict(new, probabilities=True)
     found = np.array([[answer["scores"][name] for name in sorted(set(labels))] for answer in answers])
-    temperature = ModelFolder(tmp_path / "out").task_config.temperature
+    temperature = ModelFolder(tmp_path / "out").task_config.weights_temperature
+    assert temperature != 1
     assert found == pytest.approx(softmax(np.log(expected) / temperature), abs=2e-4)
 
 

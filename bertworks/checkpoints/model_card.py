@@ -3,11 +3,13 @@
 - `fill_template`: a text file with places for values -> the text of a card
 - `render_table`, `render_cell`, `render_code`: Markdown for any card
 - `pretraining_card`: the card of a pre-trained model
+- `without_division`: a card of an earlier version without a sentence that is no longer true
 - `with_tokenizer_note`: a card that says how other programs read the tokenizer
 - `loading_code`: Python code that loads a model, for the card of a converted one
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +27,8 @@ compose the text yourself for them, with `unicodedata.normalize("NFC", text)`. I
 with `return_token_type_ids: true` for pairs of texts.
 """
 
+# In cards of earlier versions, which left the division by the temperature to other programs.
+_DIVISION = re.compile(r"\nIn transformers, divide the logits by \S+ to get the same probabilities\.")
 _SNIPPETS: dict[str, str] = packaged_table(__file__, "snippets.toml")
 
 
@@ -102,6 +106,12 @@ def with_tokenizer_note(card: str, tokenizer: Tokenizer) -> str:
     if not tokenizer.composes_text or _COMPOSING_TOKENIZER in card:
         return card
     return card.rstrip("\n") + "\n" + _COMPOSING_TOKENIZER
+
+
+def without_division(card: str) -> str:
+    """Return the card of a model whose temperature has been put into its weights: without the sentence of earlier
+    versions that other programs must divide the logits by the temperature."""
+    return _DIVISION.sub("", card)
 
 
 def loading_code(config: EncoderConfig, class_name: str, *, in_transformers: bool) -> str:

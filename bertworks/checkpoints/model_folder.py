@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.families.family import FAMILIES
-from bertworks.checkpoints.model_card import with_tokenizer_note
+from bertworks.checkpoints.model_card import with_tokenizer_note, without_division
 from bertworks.checkpoints.pickled_weights import find_pickle
 from bertworks.checkpoints.resolve import INDEX, WEIGHTS as WEIGHTS
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
@@ -31,8 +31,17 @@ from bertworks.checkpoints.storage import (
     write_sharded,
     write_weights,
 )
-from bertworks.checkpoints.task_config import TASK_FILE, TaskConfig, read_task_json, task_from_settings, tasks_of
+from bertworks.checkpoints.task_config import (
+    TASK_FILE,
+    TaskConfig,
+    output_layer,
+    put_temperature_into_weights,
+    read_task_json,
+    task_from_settings,
+    tasks_of,
+)
 from bertworks.checkpoints.weights_record import (
+    EVALUATION_FILE,
     WeightsRecord,
     combined_sha256,
     file_sha256,
@@ -41,7 +50,7 @@ from bertworks.checkpoints.weights_record import (
     write_record,
 )
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
-from bertworks.io.atomic_write import local_path, write_text
+from bertworks.io.atomic_write import local_path, write_json, write_text
 from bertworks.io.remote import as_path
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
@@ -281,13 +290,16 @@ def save_model(
         card: the text of README.md, to which a note about the tokenizer is added where other programs need it.
         head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels;
             None: a pre-trained model.
-        task: the content of task.json; None: no such file is written.
+        task: the content of task.json; None: no such file is written. A temperature other than 1 goes into the weights
+            of the output layer.
         shared: the folder of several with the same body that has its file; None: the weights are one file.
 
     Raises:
         BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
     """
     folder = local_path(folder)
+    if task is not None:
+        state, task = put_temperature_into_weights(state, task)
     tensors = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)
@@ -301,11 +313,65 @@ def save_model(
     else:
         for file in record_files(folder):
             file.unlink(missing_ok=True)
-        family = FAMILIES[config.family]
-        prefixes = tuple(family.prefix + part for part in family.body)
-        weights_hash = combined_sha256(write_sharded(folder / INDEX, tensors, prefixes, shared / INDEX))
+        weights_hash = combined_sha256(write_sharded(folder / INDEX, tensors, _body_prefixes(config), shared / INDEX))
     write_text(folder / "README.md", with_tokenizer_note(card, tokenizer))
     write_record(folder, weights_hash, has_task=task is not None)
+
+
+def _body_prefixes(config: EncoderConfig) -> tuple[str, ...]:
+    """Return the beginnings of the names of all tensors in a file that belong to the body, not to a head."""
+    family = FAMILIES[config.family]
+    return tuple(family.prefix + part for part in family.body)
+
+
+def save_output_layer(folder: Path, layer: Mapping[str, Tensor], task: TaskConfig) -> None:
+    """Replace the output layer and the task of a complete model folder. A temperature goes into the weights, as in
+    `save_model`; all other weights stay.
+
+    Only the file that holds the output layer is written, and it is replaced atomically. The records of the weights are
+    deleted before, and weights.json is written again after everything else.
+
+    Args:
+        layer: the parameters of `task_config.output_layer`, float32.
+
+    Raises:
+        BertworksError: weights that are not finite, or that do not fit the folder; a full disk.
+    """
+    source = ModelFolder(folder)
+    layer, task = put_temperature_into_weights(layer, task)
+    state = source.load_state() | layer
+    tensors = hf_mapping.to_huggingface(state, source.config, source.settings["architectures"][0])
+    refuse_non_finite(layer, str(folder))
+    path = folder / WEIGHTS
+    if not path.exists():  # the weights are two files, and the one with the body belongs to several folders
+        file_of_tensor = read_index(folder / INDEX, ".safetensors")
+        prefixes = _body_prefixes(source.config)
+        tensors = {name: value for name, value in tensors.items() if not name.startswith(prefixes)}
+        (head_file,) = {file_of_tensor[name] for name in tensors}
+        path = folder / head_file
+    tensors = {name: value.float() for name, value in tensors.items()}
+    write_weights(path, tensors, outdated=record_files(folder))
+    task.save(folder)
+    write_record(folder, weights_sha256(folder), has_task=True)
+
+
+def put_temperature_into_folder(folder: Path) -> None:
+    """Divide the output layer of a model folder by the temperature in its task.json, if an earlier version wrote it.
+
+    Raises:
+        BertworksError: see `save_output_layer`.
+    """
+    source = ModelFolder(folder)
+    if source.exported or not source.has_task_file or not source.task_config.divides_logits:
+        return
+    result_file = folder / EVALUATION_FILE
+    result = read_json(result_file) if result_file.exists() else None
+    save_output_layer(folder, output_layer(source.load_state()), source.task_config)
+    if result is not None:
+        write_json(result_file, result | {"weights_sha256": weights_sha256(folder)})
+    card_file = folder / "README.md"
+    if card_file.exists():
+        write_text(card_file, without_division(card_file.read_text(encoding="utf-8")))
 
 
 def save_settings(

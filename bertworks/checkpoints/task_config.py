@@ -3,9 +3,11 @@ compared by name, not by id.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+
+from torch import Tensor
 
 from bertworks.checkpoints.families.family import FAMILIES
 from bertworks.checkpoints.hf_mapping import config_from_huggingface, own_type
@@ -23,6 +25,13 @@ from bertworks.training.task_heads import SentenceVectors
 TASK_FILE, FORMAT = "task.json", 1
 MAX_LABELS = 100_000
 _OWN_CLASS = "BertworksRecurrentTagger"  # unknown to transformers
+# In config.json of a model that predicts a number: sentence-transformers' CrossEncoder would apply a sigmoid to it. The
+# second name is that of its versions before 4.
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_NUMBER_SETTINGS = {
+    "sentence_transformers": {"activation_fn": _IDENTITY},
+    "sbert_ce_default_activation_function": _IDENTITY,
+}
 _PROBLEMS = {
     "classification": "single_label_classification",
     "multilabel": "multi_label_classification",
@@ -39,7 +48,11 @@ class TaskConfig(Settings):
     document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
     text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
-    threshold, temperature: see `inference.decoding`.
+    threshold: see `inference.decoding`.
+    temperature: what the logits of the weights are still divided by, see `inference.decoding`. It is 1 in a folder of
+        this version; earlier versions left the division to the program that reads the folder.
+    weights_temperature: what the output layer in the weights has been divided by, so that every program computes the
+        calibrated probabilities (`put_temperature_into_weights`). Logits times this number are those of the training.
     vectors: what of a sequence is classified, see `training.task_heads`.
     bare_types: see `Schema`.
     positive: the class whose F1 is reported, if there are two; None in folders of earlier versions, which report the
@@ -65,6 +78,7 @@ class TaskConfig(Settings):
     threshold: float | None = None
     vectors: SentenceVectors = "pooler"
     temperature: AboveZero = 1.0
+    weights_temperature: AboveZero = 1.0
     bare_types: bool = False
     positive: str | None = None
 
@@ -74,6 +88,14 @@ class TaskConfig(Settings):
         if self.task != "classification" or len(self.labels) != 2:
             return None
         return self.labels[1] if self.positive is None else self.positive
+
+    @property
+    def divides_logits(self) -> bool:
+        """Whether the temperature is not in the weights, as in folders of earlier versions: logits are divided by it.
+
+        Numbers have no temperature.
+        """
+        return self.temperature != 1 and self.task != "regression"
 
     def is_own(self, c: EncoderConfig) -> bool:
         """Whether transformers has no such network, on an encoder of this configuration."""
@@ -130,8 +152,33 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         **({"problem_type": _PROBLEMS[task]} if task in _PROBLEMS else {}),
+        **(_NUMBER_SETTINGS if task == "regression" else {}),
         **own,
     }
+
+
+def put_temperature_into_weights(state: Mapping[str, Tensor], task: TaskConfig) -> tuple[dict[str, Tensor], TaskConfig]:
+    """Divide the output layer by the temperature of the task, so that programs that do not know of the temperature
+    compute the same probabilities.
+
+    Args:
+        state: parameters under our names, in float32; those of the output layer are enough.
+
+    Returns:
+        The parameters, and the task, whose temperature is 1 now: applying this function twice divides once.
+    """
+    if not task.divides_logits:
+        return dict(state), task
+    divided = dict(state)
+    for name in output_layer(state):
+        divided[name] = state[name] / task.temperature
+    product = task.weights_temperature * task.temperature
+    return divided, replace(task, temperature=1.0, weights_temperature=product)
+
+
+def output_layer(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of the last layer of a fine-tuned model: its weight, and its bias if it has one."""
+    return {name: value for name, value in state.items() if name.split(".")[0] in ("classifier", "span")}
 
 
 def check_same_task(head: TaskConfig, data: TaskConfig, where: str) -> None:

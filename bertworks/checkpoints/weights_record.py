@@ -17,7 +17,7 @@ from bertworks.errors import require
 from bertworks.io.atomic_write import sha256, write_json
 
 RECORD_FILE = "weights.json"
-_EVALUATION_FILE = "result.json"  # has a hash of the weights, too
+EVALUATION_FILE = "result.json"  # has a hash of the weights, too
 _EXPORT_FILE = "export.json"  # has a hash of the weights, too
 _TRUSTED_AGE = 50_000_000  # nanoseconds; a file that changed later may change again without a new time
 
@@ -57,7 +57,7 @@ def write_record(folder: Path, weights_sha256: str, *, has_task: bool) -> None:
 def record_files(folder: Path) -> list[Path]:
     """The files with a hash of the weights. Delete them before the weights are replaced: a killed process then leaves
     no wrong record."""
-    return [folder / RECORD_FILE, folder / _EVALUATION_FILE]
+    return [folder / RECORD_FILE, folder / EVALUATION_FILE]
 
 
 def read_record(folder: Path) -> WeightsRecord | None:
@@ -79,9 +79,9 @@ def read_record(folder: Path) -> WeightsRecord | None:
         request = content.get("request")
         has_task = isinstance(request, dict) and request.get("task") != str(None)
         return _older_record(_EXPORT_FILE, content.get("sha256"), has_task=has_task)
-    if (folder / _EVALUATION_FILE).exists():
-        content = read_json(folder / _EVALUATION_FILE)
-        return _older_record(_EVALUATION_FILE, content.get("weights_sha256"), has_task="task" in content)
+    if (folder / EVALUATION_FILE).exists():
+        content = read_json(folder / EVALUATION_FILE)
+        return _older_record(EVALUATION_FILE, content.get("weights_sha256"), has_task="task" in content)
     return None
 
 

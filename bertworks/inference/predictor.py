@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.model_folder import onnx_file
+from bertworks.checkpoints.model_folder import onnx_file, put_temperature_into_folder
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, items, label_of
@@ -299,13 +299,16 @@ class Predictor(ModelUser):
         return {**self._source.fingerprint, "precision": self.precision, **asdict(self.description)}
 
     def save(self, folder: str | Path) -> None:
-        """Copy the model folder, which transformers can open too.
+        """Copy the model folder, which transformers can open too. The temperature of a folder of an earlier version is
+        put into the weights of the copy.
 
         Raises:
             UsageError: the folder is not empty.
         """
-        refuse_not_empty(local_path(folder))
-        copy_files(self.folder, Path(folder))
+        target = local_path(folder)
+        refuse_not_empty(target)
+        copy_files(self.folder, target)
+        put_temperature_into_folder(target)
 
     def keep_alive(self, owner: object) -> None:
         """Keep an object, such as a temporary folder, as long as this model or a copy of it. No pickle holds it."""

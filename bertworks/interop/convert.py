@@ -1,8 +1,9 @@
 """Converts a model to a clean model folder, and reports what it leaves out.
 
 Sources: a Hugging Face folder, old or new, with any head; a folder of bertworks; a TensorFlow checkpoint of Google's.
-The values of the weights stay. Names, files and tokenizer become those of today. Of a folder that has its weights in a
-pickle, the tokenizer files are copied as they are.
+The values of the weights stay, except that the output layer of a folder of an earlier version is divided by the
+temperature of its task. Names, files and tokenizer become those of today. Of a folder that has its weights in a pickle,
+the tokenizer files are copied as they are.
 """
 
 import shutil
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.generation_config import GENERATION_FILE
-from bertworks.checkpoints.model_card import fill_template, loading_code
+from bertworks.checkpoints.model_card import fill_template, loading_code, without_division
 from bertworks.checkpoints.model_folder import Model, ModelFolder, check_vocabulary, has_weights, save_model
 from bertworks.checkpoints.pickled_weights import PICKLE_FILES, find_pickle, read_pickled_weights
 from bertworks.checkpoints.resolve import (
@@ -33,7 +34,14 @@ from bertworks.errors import BertworksError, expect, explain_os_errors, require,
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.predictor import copy_files
-from bertworks.io.atomic_write import local_path, refuse_not_empty, remove, replacing_folder, temporary_sibling
+from bertworks.io.atomic_write import (
+    local_path,
+    refuse_not_empty,
+    remove,
+    replacing_folder,
+    temporary_sibling,
+    write_text,
+)
 from bertworks.io.remote import as_path
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
@@ -188,6 +196,9 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
         if source.sentence is not None:
             source.sentence.save(temporary, model.config.hidden_size)
         copy_files(source.folder, temporary, source.files)
+        if source.task is not None and source.task.divides_logits and "README.md" in source.files:
+            card = (source.folder / "README.md").read_text(encoding="utf-8")
+            write_text(temporary / "README.md", without_division(card))
     yield from (Event("note", note) for note in notes)
     parts = sorted(hf_mapping.component_names(model.state))
     count = sum(value.numel() for value in model.state.values())
@@ -208,10 +219,13 @@ def _read_folder(source: ModelFolder, weight_files: Sequence[str] = ()) -> _Sour
     settings, model = source.settings, source.load()
     sentence, kept_files, notes = _sentence_transformer(source)
     head, task = _head(source, model.state)
+    if task is not None and task.divides_logits:
+        notes.append(f"the output layer is divided by the temperature {task.temperature:.4g} of {TASK_FILE} now")
     kept, dropped = hf_mapping.settings_to_keep(settings, head=bool(hf_mapping.component_names(model.state) & _HEADS))
     was = settings.get("architectures")
     if was and was != head["architectures"]:
         notes.append(f"architectures was {was}; it is {head['architectures']} now, the class of these weights")
+    kept = {name: value for name, value in kept.items() if name not in head}
     weights = source.weights
     others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)

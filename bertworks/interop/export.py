@@ -21,7 +21,7 @@ from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
 from bertworks.checkpoints.model_folder import EXPORTED, EXPORTED_BELOW, save_settings, weights_sha256
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.task_config import TaskConfig, output_layer, put_temperature_into_weights, task_settings
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, expect, optional_import, require
@@ -206,16 +206,13 @@ _RECORD = "export.json"  # what was exported, and the hash of the file
 
 
 class _Source(NamedTuple):
-    """The model to export. predictor: of a fine-tuned model."""
+    """The model to export. predictor, task: of a fine-tuned model, whose temperature is in the weights of `network`."""
 
     name: str
     model: LazyModel
     network: ExportedNetwork
     predictor: Predictor | None = None
-
-    @property
-    def description(self) -> TaskConfig | None:
-        return self.predictor.description if self.predictor else None
+    task: TaskConfig | None = None
 
     def logits(self, batch: Batch) -> Tensor:
         return outputs_of(self.network, batch)
@@ -253,7 +250,7 @@ def export(
     if data is not None and source.predictor is None:
         raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")
     results: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
-    settings = {"config": str(source.model.config), "task": str(source.description), "data": str(data)}
+    settings = {"config": str(source.model.config), "task": str(source.task), "data": str(data)}
     request = {**source.model.fingerprint, **settings, "encoder": encoder, "int8": int8}
     place = EXPORTED
     if subfolder:
@@ -281,10 +278,10 @@ def _export(
     is_encoder = isinstance(source.network, Encoder)
     config, names = source.model.config, ["encoder."] if is_encoder else ["encoder.", "lm_head."]
     head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
-    if source.description:
-        head = task_settings(source.description, config)
-        source.description.save(folder)
-    max_length = source.description.max_length if source.description else None
+    if source.task:
+        head = task_settings(source.task, config)
+        source.task.save(folder)
+    max_length = source.task.max_length if source.task else None
     save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)
     if is_encoder:  # how vectors are made
         copy_files(source.model.folder, folder, module_files(source.model.folder))
@@ -344,7 +341,10 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         what = "this model compares the vectors of two texts: programs for exported models read one at a time"
         compares = predictor.description.vectors in ("pair", "cosine")
         require(not compares, what, source, "export only the hidden states: --encoder")
-        return _Source(name, source, predictor.network, predictor)
+        network, task = predictor.network, predictor.description
+        layer, task = put_temperature_into_weights(output_layer(network.state_dict()), task)
+        network.load_state_dict(layer, strict=False, assign=True)
+        return _Source(name, source, network, predictor, task)
     if not encoder_only and "lm_head" in components:
         pretrained = partial(PretrainingModel, objectives={"masked_lm": 1.0})
         return _Source(name, source, source.network(pretrained))
@@ -417,7 +417,7 @@ def _card(source: _Source, exported: OnnxModel, results: dict[str, Any], place: 
         Path(__file__).with_name("exported.md"),
         name=source.name,
         file=place,
-        kind=f"a BERT fine-tuned for {source.description.task}" if source.description else "a BERT",
+        kind=f"a BERT fine-tuned for {source.task.task}" if source.task else "a BERT",
         opset=OPSET,
         version=bertworks.__version__,
         shape=exported.session.get_inputs()[0].shape,

@@ -22,6 +22,7 @@ import torch
 from bertworks.batching.batch import num_tokens
 from bertworks.checkpoints.model_card import with_tokenizer_note
 from bertworks.checkpoints.model_folder import weights_sha256
+from bertworks.checkpoints.resolve import TASKS
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import add_overrides, dump_recipe, option_of, parse_overrides
 from bertworks.datasets.schema import TaskType
@@ -169,8 +170,9 @@ def _tidy(output: Path) -> None:
     recipe = read_json(output / FINISHED).get("recipe")  # runs of earlier versions have none
     if recipe is not None and (output / "recipe.toml").read_text(encoding="utf-8") != recipe:
         write_text(output / "recipe.toml", recipe)
-    for name in ("checkpoints", FOLDER):  # a finished run is not resumed
-        shutil.rmtree(output / name, ignore_errors=True)
+    for folder in (output, *output.glob(f"{TASKS}/*")):  # a finished run is not resumed
+        for name in ("checkpoints", FOLDER):
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _fit_budget(job: FinetuneJob, budget: float, begin: float, processes: int) -> FinetuneJob:
@@ -268,7 +270,8 @@ def evaluate_on_dev(
     compares: bool = True,
 ) -> tuple[dict[str, Any], str]:
     """The result for the model in the folder on dev, as in result.json, and the last message to the user. The threshold
-    and the temperature are stored in the model. Writes errors.csv, README.md, report.html and last result.json.
+    is stored in the model, and its output layer is divided by the temperature. Writes errors.csv, README.md,
+    report.html and last result.json.
 
     Args:
         methods: those that were compared.
@@ -282,7 +285,7 @@ def evaluate_on_dev(
     d, answers, reliability = fit_outputs(job.description, job.dev, logits)
     if chosen is not None:  # the score is that of methods that other rows chose
         answers = fit_outputs(job.description, job.dev, chosen)[1]
-    d.save(folder)
+    job.save_calibrated(folder, d)
     items = [features.item for features in job.dev]
     results, mistakes = task_metrics.task_results(d, job.dev, answers)
     sums = task_metrics.row_sums(d, items, answers)[job.metric]

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate, num_tokens
 from bertworks.batching.features import training_groups
 from bertworks.checkpoints.families.family import FAMILIES
-from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model, weights_sha256
+from bertworks.checkpoints.model_folder import Model, ModelFolder, save_model, save_output_layer, weights_sha256
 from bertworks.checkpoints.resolve import joint_tasks, resolve_model
-from bertworks.checkpoints.task_config import TaskConfig, check_same_task, task_settings
+from bertworks.checkpoints.storage import read_tensors, write_weights
+from bertworks.checkpoints.task_config import TaskConfig, check_same_task, output_layer, task_settings
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.causal_lm import TOKEN_EMBEDDING_KEY, mark_texts
@@ -44,6 +45,8 @@ from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskModel, feature_numbers, lstm_input_size
 from bertworks.training.vocab_subset import VocabSubset
 
+# In a run folder between its final evaluation and its end: the output layer without the temperature that the model has.
+TRAINED_LAYER = "checkpoints/output_layer.safetensors"
 # Those that are None have no rate of their own.
 DROPOUTS = (
     "hidden_dropout",
@@ -278,7 +281,9 @@ class FinetuneJob:
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
         if head is None:
             state = {name: value for name, value in state.items() if name.split(".")[0] in ("encoder", "pooler")}
-        elif self.description.labels:  # its outputs in the order of the labels of the data
+        else:  # the training continues with the logits that the last one ended with, which had no temperature
+            state |= {name: value * head.weights_temperature for name, value in output_layer(state).items()}
+        if head is not None and self.description.labels:  # its outputs in the order of the labels of the data
             order = torch.tensor([head.labels.index(label) for label in self.description.labels])
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
         missing, _ = network.load_state_dict(state, strict=False)
@@ -397,7 +402,31 @@ class FinetuneJob:
         save_model(
             folder, state, m.config, m.tokenizer, card=card, head=head, task=self.description, shared=self.shared
         )
+        (folder / TRAINED_LAYER).unlink(missing_ok=True)
         self._saved = self._last if facts["evaluated"] == facts["step"] else None
+
+    def save_calibrated(self, folder: Path, calibrated: TaskConfig) -> None:
+        """Write the task after the final evaluation, with its temperature in the weights.
+
+        The output layer of the training stays as training state until the run is finished: a run that is killed after
+        this evaluates the same network again.
+        """
+        if not calibrated.divides_logits:
+            calibrated.save(folder)
+            return
+        layer = output_layer(self._trained_state(folder))
+        trained_file = folder / TRAINED_LAYER
+        if not trained_file.exists():
+            trained_file.parent.mkdir(exist_ok=True)
+            write_weights(trained_file, layer)
+        save_output_layer(folder, layer, calibrated)
+
+    def _trained_state(self, folder: Path) -> dict[str, Tensor]:
+        """Return the weights of the model in the folder as the training left them, without a temperature."""
+        state = ModelFolder(folder).load(needs={"encoder"}).state
+        if (folder / TRAINED_LAYER).exists():
+            state |= read_tensors(folder / TRAINED_LAYER)
+        return state
 
     def report(self, folder: Path) -> Path:
         return write_task_report(folder, self.metric, str(self.data_report), None)
@@ -405,7 +434,7 @@ class FinetuneJob:
     def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
         """The logits of all dev items, by the model in the folder."""
         if self._saved is None:
-            network, state = self.network(), ModelFolder(folder).load(needs={"encoder"}).state
+            network, state = self.network(), self._trained_state(folder)
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             del state  # before the batches: it is as large as they are

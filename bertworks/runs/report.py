@@ -341,7 +341,7 @@ def task_card(
         columns=" and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text", max_length=d.max_length,
         longer="read in windows" if d.task in ("tagging", "spans", "qa") else "truncated",
         quality=_quality(data_report, figures, result) + _SELECTED * (recipe.select == "best"),
-        data=_data(data_report).strip(), use=use, probabilities=_probabilities(d, result, in_transformers=not is_own),
+        data=_data(data_report).strip(), use=use, probabilities=_probabilities(d, result),
         software=render_table(("Package", ""), versions()),
     )  # fmt: skip
 
@@ -355,16 +355,15 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
     return line + f"metrics: [{', '.join(metrics)}]\n" * bool(metrics)
 
 
-def _probabilities(d: TaskConfig, result: Mapping[str, Any], *, in_transformers: bool) -> str:
-    """Return whether the probabilities are calibrated, and how transformers computes the same, if it has such a
-    network."""
+def _probabilities(d: TaskConfig, result: Mapping[str, Any]) -> str:
+    """Return whether the probabilities are calibrated."""
     if d.task == "regression":
         return ""
-    if not (calibration := result.get("calibration")):
+    calibration = result.get("calibration")
+    if not calibration:
         return "\nIts probabilities are not calibrated."
-    divide = f"In transformers, divide the logits by {calibration['temperature']:.4g} to get the same probabilities."
     text = f"\nIts probabilities are {calibration['text']}."
-    return f"{text}\n{divide}" if in_transformers else text
+    return f"{text}\nIts output layer is divided by this temperature: every program computes these probabilities."
 
 
 def _quality(data_report: DatasetReport, figures: Mapping[str, float], result: Mapping[str, Any]) -> str:

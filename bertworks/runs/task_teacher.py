@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.batch import Batch, ExampleGroup
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import Model, ModelFolder
 from bertworks.checkpoints.task_config import TaskConfig
@@ -51,7 +52,12 @@ class TaskTeacher:
         reads each once, without dropout."""
         network = task_network(self.source, self.task)
         order = torch.tensor([self.task.labels.index(label) for label in self.description.labels] or [0])
-        logits = compute_each(network, lambda batch: network.logits(batch)[:, order], groups, (len(order),))
+        temperature = self.task.weights_temperature  # the logits that the student learns are those of its training
+
+        def compute(batch: Batch) -> Tensor:
+            return network.logits(batch)[:, order] * temperature
+
+        logits = compute_each(network, compute, groups, (len(order),))
         result: list[ExampleGroup] = []
         for (example,), rows in zip(groups, logits, strict=True):
             targets = {**example.targets, TEACHER: Target(example.target.positions, rows)}
