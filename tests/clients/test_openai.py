@@ -1,0 +1,22 @@
+"""The client of OpenAI."""
+
+from collections.abc import Mapping
+
+import openai
+import pytest
+
+
+@pytest.fixture
+def client(servers: Mapping[str, str]) -> openai.OpenAI:
+    """Return a client of the masked language model."""
+    return openai.OpenAI(base_url=f"{servers['masked']}/v1", api_key="none", max_retries=0)
+
+
+def test_vectors(client: openai.OpenAI):
+    answer = client.embeddings.create(model="masked", input=["good film", "sad dogs"])
+    assert [len(item.embedding) for item in answer.data] == [32, 32]
+    assert answer.usage.prompt_tokens > 4
+
+
+def test_models(client: openai.OpenAI):
+    assert [model.id for model in client.models.list()] == ["masked"]
