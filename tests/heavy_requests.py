@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertworks.serve.batching import Limits
+from bertworks.serve.invocation import INVOCATIONS, INVOKED
 
 Info = Mapping[str, Any]
 Body = dict[str, Any]
@@ -153,6 +154,16 @@ def _decode(info: Info, limits: Limits) -> dict[str, Body]:
     return _named("ids", lists, skip_special_tokens=False)
 
 
+def _invocations(info: Info, limits: Limits) -> dict[str, Body]:
+    """Every request that the main path takes."""
+    return {
+        f"{name}, {what}": body
+        for name in INVOKED
+        if name in info["abilities"]
+        for what, body in HEAVY[name](info, limits).items()
+    }
+
+
 HEAVY: Mapping[str, Callable[[Info, Limits], dict[str, Body]]] = {
     "embed": lambda info, limits: _named("inputs", texts(limits)),
     "similarity": _similarity,
@@ -166,6 +177,7 @@ HEAVY: Mapping[str, Callable[[Info, Limits], dict[str, Body]]] = {
     "explain": _explain,
     "tokenize": _tokenize,
     "decode": _decode,
+    INVOCATIONS: _invocations,
 }
 
 
@@ -189,4 +201,5 @@ SMALL: Mapping[str, Callable[[Any], Body]] = {
     "explain": lambda item: {"inputs": item},
     "tokenize": lambda item: {"inputs": "a good film"},
     "decode": lambda item: {"ids": [1, 2, 3]},
+    INVOCATIONS: lambda item: SMALL["qa" if item[0] == "who ?" else "predict"](item),
 }

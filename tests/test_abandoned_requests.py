@@ -22,7 +22,7 @@ from bertworks.serve.answers import AnswerParts
 from bertworks.serve.application import Application
 from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import RERANKED_AT_ONCE, FinetunedEndpoints
-from bertworks.serve.openapi import ENDPOINTS, paths_of, read as openapi_read
+from bertworks.serve.openapi import ENDPOINTS, parse as openapi_parse, paths_of
 
 LIMITS = Limits(body_bytes=60_000, tokens=6_000, texts=100, answer_bytes=400_000, explained_tokens=60)
 HEADS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def test_every_route_has_its_heavy_and_its_small_request(servers: dict[str, Loca
     offered = set[str]()
     for local in servers.values():
         assert set(local.application._post) == {path for name in ENDPOINTS for path in paths_of(name)}
-        offered |= local.abilities.endpoints.keys()
+        offered |= set(local.abilities.info["abilities"])
     assert offered == ENDPOINTS.keys()
 
 
@@ -327,13 +327,13 @@ def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], m
 
 def test_too_many_ids_are_refused_before_they_are_read(servers: dict[str, Local], monkeypatch: pytest.MonkeyPatch):
     """As numbers of Python they take many times the memory of the body."""
-    read_bodies = list[memoryview]()
+    parsed_bodies = list[memoryview]()
 
-    def read(body: memoryview, kind: Any) -> Any:
-        read_bodies.append(body)
-        return openapi_read(body, kind)
+    def parse(body: memoryview) -> Any:
+        parsed_bodies.append(body)
+        return openapi_parse(body)
 
-    monkeypatch.setattr(application, "read", read)
+    monkeypatch.setattr(application, "parse", parse)
     for count, status in ((LIMITS.tokens, 200), (2 * LIMITS.tokens, 413)):
         assert servers["words"].post("/decode", {"ids": [[1] * (count // 2)] * 2}).status_code == status
-    assert len(read_bodies) == 1
+    assert len(parsed_bodies) == 1

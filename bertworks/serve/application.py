@@ -44,8 +44,9 @@ from bertworks.serve.batching import (
     grant,
 )
 from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
+from bertworks.serve.invocation import INVOCATIONS, invoked_ability
 from bertworks.serve.metrics import ServerMetrics
-from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
+from bertworks.serve.openapi import ENDPOINTS, document, parse, paths_of, read, requests_of
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
@@ -76,6 +77,7 @@ MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which i
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
 Result = TypeVar("Result")
 _LOG = logging.getLogger("bertworks.serve")
+READING = ("GET", "HEAD")  # the methods of what is not computed
 _QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
 _KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 424: "Backend",
@@ -104,8 +106,8 @@ class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all paths but /health and the page. Several: one on each line. "": no token, and only
-            the server's own page may send requests.
+        token: required for all requests but `GET /health` and those for the files of the page. Several: one on each
+            line. "": no token, and only the server's own page may send requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
     """
@@ -235,11 +237,13 @@ class Application:
 
     async def _respond(self, request: Request, path: str) -> Answer:
         try:
-            client, name = self._check_access(request, path), self._post.get(path)
-            grant(name or path in self._get, 404, "Not Found")
-            allowed = ("POST",) if name else ("GET", "HEAD")
+            client = self._check_access(request, path)
+            allowed = [*(["POST"] if path in self._post else []), *(READING if path in self._get else [])]
+            grant(allowed, 404, "Not Found")
             grant(request.method in allowed, 405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
-            return await self._compute(name, request, client) if name else self._get[path]()
+            if request.method in READING:
+                return self._get[path]()
+            return await self._compute(self._post[path], request, client)
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
             what = error.what
@@ -279,7 +283,8 @@ class Application:
             matches = [hmac.compare_digest(token, known) for known in self._tokens]
             is_authorized = any(matches) and scheme.lower() == b"bearer"
             what = "expected the header Authorization: Bearer TOKEN"
-            grant(path in self._public or is_authorized, 401, what, headers={"www-authenticate": "Bearer"})
+            is_public = path in self._public and request.method in READING
+            grant(is_public or is_authorized, 401, what, headers={"www-authenticate": "Bearer"})
             return f"token {matches.index(True)}" if is_authorized and len(matches) > 1 else address
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
@@ -291,10 +296,7 @@ class Application:
     async def _compute(self, name: str, request: Request, client: str) -> Answer:
         """The answer of an endpoint. What is too much is refused before the body is read: a cheap refusal leaves more
         time for answers."""
-        if name not in self._requests:
-            info = self._abilities.info
-            offered = ", ".join(info["abilities"])
-            raise BertworksError(f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}")
+        self._check_offered(name)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         grant(kind == "application/json", 415, "expected the header Content-Type: application/json")
         limit, size = self._limits.body_bytes, int(request.headers.get("content-length", 0))
@@ -329,6 +331,13 @@ class Application:
                 # With any patience: to refuse it now would waste what was computed.
                 (step,) = await result_of(self._steps.submit(turn, math.inf))
             return await self._large_answer(step, place, sender) if isinstance(step, AnswerParts) else step
+
+    def _check_offered(self, name: str) -> None:
+        """Raises BertworksError if the model lacks an ability."""
+        info = self._abilities.info
+        if name not in info["abilities"]:
+            offered = ", ".join(info["abilities"])
+            raise BertworksError(f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}")
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
         """What a request will probably compute: its tokens are not known before it is parsed. None: nothing that
@@ -416,7 +425,7 @@ class Application:
         if name == "decode":  # lists of ids take some twenty times the memory of a body: too many are not read
             commas = np.count_nonzero(np.frombuffer(body, np.uint8) == ord(","))
             check_tokens(int(commas) - MAX_SETTINGS, self._limits.tokens)
-        steps = self._abilities.endpoints[name](read(body, self._requests[name]))
+        steps = self._steps_of(name, body)
         job = next(steps)
         tokens = sum(job.costs)
         check_tokens(tokens, self._limits.tokens)
@@ -424,6 +433,14 @@ class Application:
         self._metrics.tokenization.observe(time.perf_counter() - begin)
         self._ratios[name, lane] += (1 - SPEED_MEMORY) * (tokens / len(body) - self._ratios[name, lane])
         return steps, job
+
+    def _steps_of(self, name: str, body: memoryview) -> Steps:
+        """The steps of an endpoint, before the first one. They alone refer to the fields of the request, so that they
+        can free them."""
+        value = parse(body)
+        ability = invoked_ability(value, self._abilities.info) if name == INVOCATIONS else name
+        self._check_offered(ability)
+        return self._abilities.endpoints[ability](read(value, self._requests[ability]))
 
     async def _results(self, job: InferenceJob) -> list[Any]:
         """The results of a job."""

@@ -48,6 +48,7 @@ from bertworks.serve.answers import (
     to_json,
 )
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
+from bertworks.serve.invocation import INVOCATIONS
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]
@@ -501,7 +502,7 @@ class Abilities:
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {
             "model_id": self.name, "model_sha": None, "model_dtype": "float32", "labels": [], "reads": "text",
-            "prompts": {}, "dimension": None, "index": None, "abilities": list(self.endpoints),
+            "prompts": {}, "dimension": None, "index": None, "abilities": [*self.endpoints, INVOCATIONS],
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
             "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
         }  # fmt: skip

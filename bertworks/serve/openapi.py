@@ -10,6 +10,7 @@ from msgspec import Meta
 
 import bertworks
 from bertworks.serve.batching import Limits, RequestError
+from bertworks.serve.invocation import INVOCATIONS, INVOKED
 
 # Some types depend on the model and are made when the server starts. mypy does not know such types.
 _Annotated: Any = Annotated
@@ -20,14 +21,11 @@ Type = Any
 Text = Annotated[str, Meta(min_length=1)]
 
 
-def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
-    """The fields of a request, with defaults.
-
-    Args:
-        types: alternatives. The error of the one that fits best is the one deepest inside.
+def parse(body: bytes | memoryview) -> Any:
+    """The value of a body.
 
     Raises:
-        RequestError: it is not JSON, or of no such type, and where.
+        RequestError: it is not JSON.
     """
     try:
         value = json.loads(str(body, "utf-8"), parse_float=_number, parse_constant=_refuse_constant)
@@ -38,6 +36,19 @@ def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
+    return value
+
+
+def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
+    """The fields of a request, with defaults.
+
+    Args:
+        value: of the body.
+        types: alternatives. The error of the one that fits best is the one deepest inside.
+
+    Raises:
+        RequestError: it is of no such type, and where.
+    """
     errors = []
     for type_ in types:
         try:
@@ -117,9 +128,13 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
         "tokenize": [{"inputs": texts, "add_special_tokens": yes, "prompt_name": prompt}],
         "decode": [{"ids": ids, "skip_special_tokens": yes} for ids in (tokens, many(tokens, 0))],
     }  # fmt: skip
-    return {
-        name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])] for name in info["abilities"]
+    types = {
+        name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])]
+        for name in info["abilities"]
+        if name != INVOCATIONS
     }
+    types[INVOCATIONS] = [type_ for name in INVOKED for type_ in types.get(name, ())]
+    return types
 
 
 _LABELS = _List[_object("Label", score=float, label=str)]
@@ -149,6 +164,11 @@ ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it do
     "explain": ("How much each token contributes to a prediction", _EXPLANATION),
     "tokenize": ("Tokens of texts", _List[_List[_TOKEN]]),
     "decode": ("Texts of tokens", list[str]),
+    INVOCATIONS: ("What the model is for: one of the other requests",),  # with their answers
+}
+_PATHS: Mapping[str, tuple[str, ...]] = {
+    "embeddings": ("/v1/embeddings", "/embeddings"),
+    INVOCATIONS: ("/", f"/{INVOCATIONS}"),
 }
 _OTHERS: Mapping[str, tuple[str, Type]] = {
     "/info": ("The model, and what this server offers", dict[str, Any]),
@@ -165,7 +185,7 @@ _POST_REFUSALS = {"400": "no JSON", "408": "too slow", "413": "too large", "415"
 
 def paths_of(name: str) -> tuple[str, ...]:
     """The paths of an endpoint."""
-    return ("/v1/embeddings", "/embeddings") if name == "embeddings" else (f"/{name}",)
+    return _PATHS.get(name, (f"/{name}",))
 
 
 def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, token: bool) -> dict[str, Any]:
@@ -183,7 +203,7 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
         refusals = _REFUSALS | _POST_REFUSALS if request else _REFUSALS
         responses = {code: content(text, error) for code, text in refusals.items()}
         responses = {"200": content("an answer", *answers), **responses}
-        name = path.strip("/").replace("/", "_")
+        name = path.strip("/").replace("/", "_") or "root"
         fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
         if token and path != "/health":
             fields["security"] = [{"token": []}]
@@ -191,10 +211,13 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
             fields["requestBody"] = {**content("", *request), "required": True}
         return {"post" if request else "get": fields}
 
-    paths = {path: operation(path, *entry) for path, entry in _OTHERS.items()} | {
-        path: operation(path, *ENDPOINTS[name], request=types)
-        for name, types in requests.items() for path in paths_of(name)
-    }  # fmt: skip
+    paths = {path: operation(path, *entry) for path, entry in _OTHERS.items()}
+    for name, types in requests.items():
+        summary, *answers = ENDPOINTS[name]
+        if name == INVOCATIONS:
+            answers = [answer for ability in INVOKED if ability in requests for answer in ENDPOINTS[ability][1:]]
+        for path in paths_of(name):
+            paths[path] = operation(path, summary, *answers, request=types)
     secured = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}
     about = {"title": f"bertworks serve {info['model_id']}", "version": bertworks.__version__}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components, **secured}}
