@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -52,18 +52,45 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
     errors = []
     for type_ in types:
         try:
-            return msgspec.structs.asdict(msgspec.convert(value, type_))
+            return _fields(msgspec.convert(value, type_))
         except msgspec.ValidationError as error:
             errors.append(str(error))
-    what, _, where = max(errors, key=lambda error: error.count("[")).partition(" - at ")
+    # If the parameters are wrong, all other fields before them are right.
+    what, _, where = max(errors, key=lambda error: ("`$.parameters" in error, error.count("["))).partition(" - at ")
     limit = re.search(r"`array` of length <= (\d+)", what)
     status = 413 if limit and int(limit[1]) > 2 else 422  # three texts are not too large, but no pair
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+        names = ", ".join(_parameters_of(types[0]).__struct_fields__)
+        what = f"{unknown[1]!r:.60} is not known here: expected some of {names or 'no setting'}"
     if what.startswith("Invalid enum value"):
-        type_ = types[0].__annotations__[where.rpartition(".")[2]]
-        what += f": expected one of {', '.join(map(json.dumps, get_args(type_)))}"
+        holder = _parameters_of(types[0]) if where.startswith("parameters.") else types[0]
+        type_ = holder.__annotations__[where.rpartition(".")[2]]
+        what += f": expected one of {', '.join(map(json.dumps, _choices(type_)))}"
     hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False" if where.startswith("input[") else None
     raise RequestError(status, f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
+
+
+def _fields(request: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a request. The settings in `parameters` count as fields, and take precedence."""
+    fields = msgspec.structs.asdict(request)
+    if isinstance(parameters := fields.get("parameters"), msgspec.Struct):
+        settings = msgspec.structs.asdict(parameters)
+        fields["parameters"] = {name: value for name, value in settings.items() if value is not None}
+        fields |= fields["parameters"]
+    return fields
+
+
+def _parameters_of(request: Type) -> Type:
+    """The type of the field `parameters` of a type of request."""
+    return next(type_ for type_ in get_args(request.__annotations__["parameters"]) if type_ is not type(None))
+
+
+def _choices(type_: Type) -> list[Any]:
+    """The values of a type that has only some; `null` is left out where it stands for a default."""
+    if get_origin(type_) is Literal:
+        return list(get_args(type_))
+    return [choice for part in get_args(type_) for choice in _choices(part)]
 
 
 def _number(text: str) -> float:
@@ -84,6 +111,20 @@ def _request(name: str, fields: Mapping[str, Type]) -> Type:
     """fields: a type, or a tuple of type and default."""
     items = [(key, *field) if isinstance(field, tuple) else (key, field) for key, field in fields.items()]
     return msgspec.defstruct(name, items, kw_only=True)
+
+
+def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Type]) -> Type:
+    """The type of `parameters`: settings as the pipelines of transformers read them. A setting that is not known is
+    refused, because the answer would be to another question.
+
+    Args:
+        fields: of the request, of which those with a default can also be in `parameters`.
+        pipeline: the types of settings that can only be there.
+    """
+    settings = {key: field[0] for key, field in fields.items() if isinstance(field, tuple)}
+    settings.update(pipeline)
+    items = [(key, type_ | None, None) for key, type_ in settings.items()]
+    return msgspec.defstruct(name, items, kw_only=True, forbid_unknown_fields=True)
 
 
 def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]]:
@@ -109,15 +150,18 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     single = item if info["reads"] in ("choices", "question") else Text | item
     tokens = many(number(0, info["vocabulary"] - 1), 0, limits.tokens)
     pair = _object("Pair", source_sentence=Text, sentences=many(Text))
-    parameters = _TypedDict("Parameters", {"prompt_name": prompt[0], **{n: f[0] for n, f in cut.items()}}, total=False)
+    text_pair = _TypedDict("TextPair", {"text": Text, "text_pair": NotRequired[Text | None]})
     question = _object("Question", question=Text, context=Text)
+    predicted = [single, many(item)]
+    if info["reads"] != "choices":
+        predicted = [single | text_pair, many(item), many(text_pair)]
     requests: dict[str, list[dict[str, Type]]] = {  # alternatives, because a union has at most one type of list
         "embed": [{"inputs": texts, "normalize": yes, "prompt_name": prompt, "dimensions": size, **cut}],
-        "similarity": [{"inputs": pair, "prompt_name": prompt, "parameters": (parameters | None, None), **cut}],
+        "similarity": [{"inputs": pair, "prompt_name": prompt, **cut}],
         "embeddings": [{"input": texts, "model": optional, "dimensions": size, "user": optional,
                         "encoding_format": (Literal["float", "base64"], "float")}],
         "fill": [{"inputs": masked | many(masked), "top_k": (top, 5), "return_text": no}],
-        "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in (single, many(item))],
+        "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in predicted],
         "rerank": [{"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}],
         "ner": [{"inputs": texts}],
         "qa": [{"inputs": question | many(question), "top_k": (top, 1)}],
@@ -128,6 +172,14 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
         "tokenize": [{"inputs": texts, "add_special_tokens": yes, "prompt_name": prompt}],
         "decode": [{"ids": ids, "skip_special_tokens": yes} for ids in (tokens, many(tokens, 0))],
     }  # fmt: skip
+    pipelines = _pipeline_settings(info, limits)
+    for name in INVOKED:
+        parameters = _parameters(f"{name}_parameters", requests[name][0], pipelines.get(name, {}))
+        for fields in requests[name]:
+            fields["parameters"] = (parameters | None, None)
+        if name == "predict" and info["reads"] in ("text", "text or pair"):
+            # In a pipeline a list is several texts, and no pair as in TEI.
+            requests[name].append({**requests[name][0], "inputs": many(Text), "parameters": parameters})
     types = {
         name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])]
         for name in info["abilities"]
@@ -137,11 +189,33 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     return types
 
 
+def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dict[str, Type]]:
+    """The settings of the pipelines of transformers that a model can honour, besides the fields of the requests."""
+    functions = {"regression": ("none",), "choice": ("softmax", "none")}.get(
+        info["task"], ("softmax", "sigmoid", "none")
+    )
+    entities: dict[str, Type] = {"ignore_labels": list[str]}
+    if info["entities"]:  # entities of words have the tag of the first token of each word
+        strategy = "simple" if info["task"] == "spans" else "first"
+        has_outside = Meta(extra_json_schema={"contains": {"const": "O"}})
+        entities = {"aggregation_strategy": _Literal[strategy], "ignore_labels": _Annotated[list[str], has_outside]}
+    longest = max(1, info.get("max_input_length") or 1)
+    return {
+        "embed": {"encoding_format": Literal["float"]},
+        "predict": {"top_k": _Annotated[int, Meta(ge=1)], "function_to_apply": _Literal[functions]},
+        "fill": {"targets": _Annotated[_List[Text], Meta(min_length=1, max_length=limits.k)]},
+        "ner": entities,
+        "qa": {"max_answer_len": _Annotated[int, Meta(ge=1, le=longest)], "handle_impossible_answer": bool},
+    }
+
+
 _LABELS = _List[_object("Label", score=float, label=str)]
 _FILLING = _TypedDict(
     "Filling",
     {"score": float, "token": int, "token_str": str, "sequence": NotRequired[str], "text": NotRequired[str]},
 )
+# Of one mask; of the masks of one text, or of texts with one mask each; of texts with any number of masks.
+_FILLINGS = (_List[_FILLING], _List[_List[_FILLING]], _List[_List[Any]])
 _ENTITIES = _List[_object("Entity", entity_group=str, score=float, word=str, start=int, end=int)]
 _ANSWER = _object("Answer", answer=str, score=float, start=int, end=int)
 _TOKEN = _object("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
@@ -155,11 +229,11 @@ ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it do
     "embed": ("Vectors of texts", list[list[float]]),
     "similarity": ("Cosines between a text and others", list[float]),
     "embeddings": ("Vectors of texts, in the format of OpenAI", _EMBEDDINGS),
-    "fill": ("The most probable tokens for every mask", _List[_List[_FILLING]], _List[_List[_List[_FILLING]]]),
+    "fill": ("The most probable tokens for every mask", *_FILLINGS),
     "predict": ("Labels of texts, the best first", _LABELS, _List[_LABELS]),
     "rerank": ("Texts sorted by relevance to a query", _List[_RANK]),
     "ner": ("Entities, or words with their tags", _ENTITIES, _List[_ENTITIES]),
-    "qa": ("Answers to questions, in their contexts", _ANSWER, _List[_ANSWER]),
+    "qa": ("Answers to questions, in their contexts", _ANSWER, _List[_ANSWER], _List[_List[_ANSWER]]),
     "search": ("Documents of the index", _List[_DOCUMENT]),
     "explain": ("How much each token contributes to a prediction", _EXPLANATION),
     "tokenize": ("Tokens of texts", _List[_List[_TOKEN]]),
