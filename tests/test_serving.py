@@ -3,6 +3,7 @@ Python; and what it refuses, from whom, and that nobody suffers from what others
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import shutil
@@ -295,6 +296,28 @@ def test_the_document_and_info_say_what_is_offered(models: dict[str, Path]):
                 answer = local.post(path, {"inputs": "a"})
                 assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
                 assert offered.strip("/") in answer.json()["error"]
+
+
+TEI_INFO = {  # the fields of GET /info of TEI with their types, and which may be null
+    "model_id": (str,), "model_sha": (str, None), "model_dtype": (str,), "model_type": (dict,),
+    "max_concurrent_requests": (int,), "max_input_length": (int,), "max_batch_tokens": (int,),
+    "max_batch_requests": (int, None), "max_client_batch_size": (int,), "auto_truncate": (bool,),
+    "tokenization_workers": (int,), "version": (str,), "sha": (str, None), "docker_label": (str, None),
+    "served_model_name": (str,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["words", "classification", "pairs", "tagging", "qa"])
+def test_info_has_all_fields_of_tei(kind: str, models: dict[str, Path]):
+    with Local(models[kind]) as local:
+        info = local.send("GET", "/info").json()
+    for name, types in TEI_INFO.items():
+        value = info[name]
+        assert (value is None and None in types) or type(value) in types, name
+    assert info["served_model_name"] == info["model_id"] == models[kind].name
+    content = (models[kind] / "model.safetensors").read_bytes()
+    assert info["sha"] == hashlib.sha256(content).hexdigest()
+    assert str(models[kind]) not in json.dumps(info)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])

@@ -159,6 +159,7 @@ class Application:
         self._requests = requests_of(abilities.info, self._limits)
         server_info = {
             "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
+            "max_batch_requests": None,  # only their tokens are limited
             "max_client_batch_size": self._limits.texts, "auto_truncate": True,
             "tokenization_workers": sum(LANES.values()), "limits": asdict(self._limits),
         }  # fmt: skip

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import bertworks
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer, TooManyTokensError
+from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
@@ -578,7 +579,8 @@ class Abilities:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {
-            "model_id": self.name, "model_sha": None, "model_dtype": "float32", "labels": [], "entities": False,
+            "model_id": self.name, "served_model_name": self.name, "model_sha": None,
+            "sha": weights_sha256(self._model.within), "docker_label": None, "model_dtype": "float32", "labels": [], "entities": False,
             "reads": "text",
             "prompts": {}, "dimension": None, "index": None, "abilities": [*self.endpoints, INVOCATIONS],
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),

@@ -88,7 +88,8 @@ def _parameters_of(request: Type) -> Type:
 
 def _choices(type_: Type) -> list[Any]:
     """The values of a type that has only some; `null` is left out where it stands for a default."""
-    if get_origin(type_) is Literal:
+    origin: Any = get_origin(type_)
+    if origin is Literal:
         return list(get_args(type_))
     return [choice for part in get_args(type_) for choice in _choices(part)]
 
@@ -156,7 +157,8 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     if info["reads"] != "choices":
         predicted = [single | text_pair, many(item), many(text_pair)]
     requests: dict[str, list[dict[str, Type]]] = {  # alternatives, because a union has at most one type of list
-        "embed": [{"inputs": texts, "normalize": yes, "prompt_name": prompt, "dimensions": size, **cut}],
+        "embed": [{"inputs": texts, "normalize": yes, "prompt_name": prompt, "dimensions": size,
+                   "encoding_format": (Literal["float"], "float"), **cut}],
         "similarity": [{"inputs": pair, "prompt_name": prompt, **cut}],
         "embeddings": [{"input": texts, "model": optional, "dimensions": size, "user": optional,
                         "encoding_format": (Literal["float", "base64"], "float")}],
@@ -201,7 +203,6 @@ def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dic
         entities = {"aggregation_strategy": _Literal[strategy], "ignore_labels": _Annotated[list[str], has_outside]}
     longest = max(1, info.get("max_input_length") or 1)
     return {
-        "embed": {"encoding_format": Literal["float"]},
         "predict": {"top_k": _Annotated[int, Meta(ge=1)], "function_to_apply": _Literal[functions]},
         "fill": {"targets": _Annotated[_List[Text], Meta(min_length=1, max_length=limits.k)]},
         "ner": entities,
