@@ -312,10 +312,10 @@ def test_documents_are_read_for_a_reranker_in_turns(servers: dict[str, Local], m
     counts = [0]  # documents that were read after each turn
     features_of = FinetunedEndpoints._features_of
 
-    def counted(endpoints: FinetunedEndpoints, item: Item) -> Any:
+    def counted(endpoints: FinetunedEndpoints, item: Item, **options: Any) -> Any:
         nonlocal count
         count += 1
-        return features_of(endpoints, item)
+        return features_of(endpoints, item, **options)
 
     monkeypatch.setattr(FinetunedEndpoints, "_features_of", counted)
     monkeypatch.setattr(local.application._steps, "_observe", lambda units, cost, seconds: counts.append(count))

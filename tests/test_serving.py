@@ -298,6 +298,33 @@ def test_the_document_and_info_say_what_is_offered(models: dict[str, Path]):
                 assert offered.strip("/") in answer.json()["error"]
 
 
+def enumerations(schema: Any) -> Iterator[list[Any]]:
+    """The values of every `enum` in a document."""
+    if isinstance(schema, dict):
+        if "enum" in schema:
+            yield schema["enum"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from enumerations(part)
+
+
+@pytest.mark.parametrize("kind", ["words", *HEADS])
+def test_code_can_be_generated_from_the_document(kind: str, models: dict[str, Path]):
+    """Names that differ only in upper and lower case would be one name; every operation and every list has a type."""
+    with Local(models[kind]) as local:
+        document = local.send("GET", "/openapi.json").json()
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert all(name.isidentifier() for name in names)
+    assert len(set(names)) == len(names)
+    found = list(enumerations(document))
+    assert ["Left", "Right"] in found or kind not in ("words", "classification")
+    for values in found:
+        assert len({str(value).lower() for value in values}) == len(values)
+    assert '{"type":"array"}' not in json.dumps(document, separators=(",", ":"))
+
+
 TEI_INFO = {  # the fields of GET /info of TEI with their types, and which may be null
     "model_id": (str,), "model_sha": (str, None), "model_dtype": (str,), "model_type": (dict,),
     "max_concurrent_requests": (int,), "max_input_length": (int,), "max_batch_tokens": (int,),
@@ -455,8 +482,8 @@ def test_errors_say_where(words: Local):
     assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
     error = words.post("/search", {"query": "a", "ranking": "best"}).json()["error"]
     assert """ranking: Invalid enum value 'best': expected one of "hybrid", "dense", "bm25\"""" in error
-    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncation_direction": "Left"}}
-    assert 'expected one of "Right", "right"' in words.post("/similarity", body).json()["error"]
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncation_direction": "Both"}}
+    assert 'expected one of "Left", "Right"' in words.post("/similarity", body).json()["error"]
     assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
     assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
     for ids in ([1, 2], [[1, 2], [3]]):
@@ -635,20 +662,31 @@ def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
     assert words.post("/similarity", {"inputs": inputs, "parameters": {"truncate": True}}).status_code == 200
 
 
-def test_nothing_is_cut_on_the_left_silently(words: Local, models: dict[str, Path]):
-    inputs = {"source_sentence": "a cat", "sentences": ["a dog"]}
-    with Local(models["pairs"]) as pairs:
-        for local, path, body in (
-            (words, "/embed", {"inputs": "a cat"}), (words, "/similarity", {"inputs": inputs}),
-            (pairs, "/predict", {"inputs": ["a", "b"]}), (pairs, "/rerank", {"query": "a", "texts": ["b"]}),
-        ):  # fmt: skip
-            codes = [
-                local.post(path, {**body, "truncation_direction": side}).status_code
-                for side in ("right", "Right", "Left")
-            ]
-            assert codes == [200, 200, 422], path
-    body = {"inputs": inputs, "parameters": {"truncation_direction": "Left"}}
-    assert words.post("/similarity", body).status_code == 422
+def test_the_beginning_of_a_text_is_left_out_if_the_request_says_so(words: Local, models: dict[str, Path]):
+    text = " ".join([*["dogs"] * 30, *["men"] * 60, "good film"])  # every word is a token; there is room for 62
+    end = " ".join(text.split()[-62:])
+    expected = words.post("/embed", {"inputs": end}).json()
+    for side in ("Left", "left"):
+        found = words.post("/embed", {"inputs": [text], "truncation_direction": side})
+        assert near(found.json(), expected)
+        assert found.headers["x-truncated-tokens"] == "30"
+        body = {"inputs": {"source_sentence": end, "sentences": [text]}, "parameters": {"truncation_direction": side}}
+        assert near(words.post("/similarity", body).json(), [1.0])
+    assert not near(words.post("/embed", {"inputs": text}).json(), expected)
+    refused = words.post("/embed", {"inputs": text, "truncation_direction": "Left", "truncate": False})
+    assert refused.status_code == 413
+    wrong = words.post("/embed", {"inputs": text, "truncation_direction": "LEFT"})
+    assert wrong.status_code == 422
+    assert """'LEFT': expected one of "Left", "Right\"""" in wrong.json()["error"]
+    with Local(models["pairs"], precision="fp32") as pairs:
+        query = " ".join(text.split()[-31:])  # of two long texts each keeps about half of the room
+        kept = " ".join(text.split()[-30:])
+        body = {"inputs": [text, text], "truncation_direction": "Left"}
+        assert near(pairs.post("/predict", body).json(), pairs.post("/predict", {"inputs": [query, kept]}).json())
+        body = {"query": text, "texts": [text], "truncation_direction": "left"}
+        expected = pairs.post("/rerank", {"query": query, "texts": [kept]}).json()
+        assert near(pairs.post("/rerank", body).json(), expected)
+        assert not near(pairs.post("/rerank", {"query": text, "texts": [text]}).json(), expected)
 
 
 def test_what_json_does_not_know_is_found_all_the_same(models: dict[str, Path], tmp_path: Path):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer, Truncation
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import add_special_tokens
 from bertworks.datasets.infer_schema import study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
@@ -190,8 +191,13 @@ class Embedder:
         units, truncated = self.units(texts, prompt)
         return self.finish(self.raw(units)), truncated
 
-    def units(self, texts: Sequence[str], prompt: str | None = None) -> tuple[list[ExampleGroup], list[int]]:
+    def units(
+        self, texts: Sequence[str], prompt: str | None = None, *, keep_end: bool = False
+    ) -> tuple[list[ExampleGroup], list[int]]:
         """The input of the network for each text; and the number of truncated tokens of each.
+
+        Args:
+            keep_end: whether a text that is too long, with its prompt, loses its beginning and not its end.
 
         Raises:
             UsageError: not strings."""
@@ -199,9 +205,23 @@ class Embedder:
             raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
         prefix = self.settings.prompt() if prompt is None else prompt
         inputs = [(prefix + text).lower() if self.settings.lowercase else prefix + text for text in texts]
+        if keep_end:
+            return self._units_of_ends(inputs)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
         units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [e.num_truncated for e in encodings]
+
+    def _units_of_ends(self, inputs: Sequence[str]) -> tuple[list[ExampleGroup], list[int]]:
+        """`units` of the ends of texts."""
+        template = self.tokenizer.template
+        room = (self.settings.max_length or self.tokenizer.model_max_length) - template.num_special()
+        units = list[ExampleGroup]()
+        truncated = list[int]()
+        for ids, _ in self.tokenizer.arrays(inputs):
+            truncated.append(max(0, len(ids) - room))
+            sequence = add_special_tokens([ids[truncated[-1] :]], template)
+            units.append([Example(sequence.input_ids, sequence.token_type_ids, {})])
+        return units, truncated
 
     def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
         """Notes on the first two rows as the network reads them. rows: where each row stands, and its texts. prompts:

@@ -113,6 +113,11 @@ def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
         raise RequestError(413, what, hint='shorten it, or send it with "truncate"')
 
 
+def _keeps_end(request: Request) -> bool:
+    """Whether a text that is too long loses its beginning."""
+    return request.get("truncation_direction") == "Left"
+
+
 def check_tokens(tokens: int, limit: int) -> None:
     """Raises RequestError if a request has too many tokens."""
     grant(tokens <= limit, 413, f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
@@ -156,7 +161,9 @@ class PretrainedEndpoints:
         prompt = self.info["prompts"].get(request.get("prompt_name"))
         units, truncated, costs = list[ExampleGroup](), list[int](), list[int]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
-            more_units, more_truncated = self._embedder.units(texts[start : start + TEXTS_AT_ONCE], prompt)
+            more_units, more_truncated = self._embedder.units(
+                texts[start : start + TEXTS_AT_ONCE], prompt, keep_end=_keeps_end(request)
+            )
             units += more_units
             truncated += more_truncated
             costs += [len(unit[0].input_ids) for unit in more_units]
@@ -323,7 +330,8 @@ class FinetunedEndpoints:
         """
         items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
         features, tokens = list[Features](), 0
-        for item_features in map(self._features_of, items):
+        for item in items:
+            item_features = self._features_of(item, keep_end=_keeps_end(request))
             features.append(item_features)
             if at_once is not None and len(features) % at_once == 0:
                 yield InferenceJob()
@@ -344,10 +352,11 @@ class FinetunedEndpoints:
     def _reading(self) -> Featurizer:
         return replace(self._predictor.reading, most_tokens=self._limits.tokens)
 
-    def _features_of(self, item: Item) -> Features:
+    def _features_of(self, item: Item, *, keep_end: bool) -> Features:
         """Raises RequestError if an item has more tokens than a request may have."""
+        reading = replace(self._reading, keep_end=True) if keep_end else self._reading
         try:
-            (features,) = self._reading([item])
+            (features,) = reading([item])
         except TooManyTokensError as error:
             raise RequestError(413, error.what, hint=error.hint) from None
         return features
@@ -579,13 +588,24 @@ class Abilities:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {
-            "model_id": self.name, "served_model_name": self.name, "model_sha": None,
-            "sha": weights_sha256(self._model.within), "docker_label": None, "model_dtype": "float32", "labels": [], "entities": False,
+            "model_id": self.name,
+            "served_model_name": self.name,
+            "model_sha": None,
+            "sha": weights_sha256(self._model.within),
+            "docker_label": None,
+            "model_dtype": "float32",
+            "labels": [],
+            "entities": False,
             "reads": "text",
-            "prompts": {}, "dimension": None, "index": None, "abilities": [*self.endpoints, INVOCATIONS],
+            "prompts": {},
+            "dimension": None,
+            "index": None,
+            "abilities": [*self.endpoints, INVOCATIONS],
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
-            "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
-        }  # fmt: skip
+            "vocabulary": self.tokenizer.vocab_size,
+            "version": bertworks.__version__,
+            **self.info,
+        }
 
     def search(self, request: Request) -> Steps:
         query, k, language = request["query"], request["k"], self._index.language

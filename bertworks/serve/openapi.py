@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args, get_origin
 
 import msgspec
@@ -19,6 +20,18 @@ _Literal: Any = Literal
 _TypedDict: Any = TypedDict
 Type = Any
 Text = Annotated[str, Meta(min_length=1)]
+
+
+class TruncationDirection(Enum):
+    """The end of a text from which it is truncated. Clients of TEI write a capital letter, and those of Hugging Face
+    a small one; the OpenAPI document has only the first spelling, because generated code cannot have both."""
+
+    LEFT = "Left"
+    RIGHT = "Right"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "TruncationDirection | None":
+        return next((member for member in cls if member.value.lower() == value), None)
 
 
 def parse(body: bytes | memoryview) -> Any:
@@ -73,12 +86,18 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
 
 def _fields(request: msgspec.Struct) -> dict[str, Any]:
     """The fields of a request. The settings in `parameters` count as fields, and take precedence."""
-    fields = msgspec.structs.asdict(request)
+    fields = _plain_values(request)
     if isinstance(parameters := fields.get("parameters"), msgspec.Struct):
-        settings = msgspec.structs.asdict(parameters)
+        settings = _plain_values(parameters)
         fields["parameters"] = {name: value for name, value in settings.items() if value is not None}
         fields |= fields["parameters"]
     return fields
+
+
+def _plain_values(fields: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a type, with strings in place of enumerated values."""
+    values = msgspec.structs.asdict(fields)
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def _parameters_of(request: Type) -> Type:
@@ -88,6 +107,8 @@ def _parameters_of(request: Type) -> Type:
 
 def _choices(type_: Type) -> list[Any]:
     """The values of a type that has only some; `null` is left out where it stands for a default."""
+    if isinstance(type_, type) and issubclass(type_, Enum):
+        return [member.value for member in type_]
     origin: Any = get_origin(type_)
     if origin is Literal:
         return list(get_args(type_))
@@ -144,7 +165,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     yes, no, optional = (bool, True), (bool, False), (str | None, None)
     query = _Annotated[str, Meta(min_length=1, extra_json_schema={"maxLength": limits.query_characters})]
     prompt = (_Literal[(None, *info["prompts"])], None)
-    cut = {"truncate": (bool | None, None), "truncation_direction": (Literal["Right", "right"], "Right")}
+    cut = {"truncate": (bool | None, None), "truncation_direction": (TruncationDirection, TruncationDirection.RIGHT)}
     rerank = no if (info["index"] or {}).get("rerank") else (documented(bool, const=False), False)
     masked = documented(Text, pattern=re.escape(info["mask_token"]))
     item = many(Text, 3) if info["reads"] == "choices" else many(Text, 1, 2)
@@ -215,8 +236,9 @@ _FILLING = _TypedDict(
     "Filling",
     {"score": float, "token": int, "token_str": str, "sequence": NotRequired[str], "text": NotRequired[str]},
 )
-# Of one mask; of the masks of one text, or of texts with one mask each; of texts with any number of masks.
-_FILLINGS = (_List[_FILLING], _List[_List[_FILLING]], _List[_List[Any]])
+# Of a text with one mask; else a list of them for each mask of a text, or for each text, in which there are such lists
+# for each mask if the text has several.
+_FILLINGS = (_List[_FILLING], _List[_List[_FILLING | _List[_FILLING]]])
 _ENTITIES = _List[_object("Entity", entity_group=str, score=float, word=str, start=int, end=int)]
 _ANSWER = _object("Answer", answer=str, score=float, start=int, end=int)
 _TOKEN = _object("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
