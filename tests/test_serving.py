@@ -489,7 +489,62 @@ def test_errors_say_where(words: Local):
     for ids in ([1, 2], [[1, 2], [3]]):
         answer = words.post("/v1/embeddings", {"input": ids, "model": "a"})
         assert "no ids of tokens" in answer.json()["error"]["message"]
-        assert answer.status_code == 422
+        assert answer.status_code == 400
+
+
+OPENAI_ERRORS: list[tuple[Any, str, str | None]] = [  # a request, and the field and the code of its error
+    ({"input": []}, "input", None),
+    ({"input": ["a", 1]}, "input", None),
+    ({"input": "a", "dimensions": 33}, "dimensions", None),
+    ({"input": "a", "encoding_format": "hex"}, "encoding_format", None),
+    ({"input": "a " * 90, "truncate": False}, "input", "context_length_exceeded"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "code"), OPENAI_ERRORS)
+def test_errors_under_v1_are_those_of_openai(body: Any, param: str, code: str | None, words: Local):
+    answer = words.post("/v1/embeddings", body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    assert error["param"] == (None if code else param)
+    native = words.post("/embeddings", body)  # the other name of the path is that of TEI
+    assert native.status_code in (413, 422)
+    assert native.json() == {"error": error["message"], "error_type": "Validation"}
+
+
+def test_statuses_under_v1(words: Local, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    for content, kind in ((b"{", "application/json"), (b"{}", "text/plain"), (b"a" * 30_000, "application/json")):
+        answer = words.send("POST", "/v1/embeddings", content=content, headers={"content-type": kind})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert words.send("GET", "/v1/embeddings").status_code == 405
+    assert words.post("/v1/embeddings", {"input": "a " * 90, "truncate": True}).status_code == 200
+    with Local(models["classification"], token="secret") as local:
+        body = {"json": {"input": "a"}}
+        answer = local.send("POST", "/v1/embeddings", **body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        answer = local.send("POST", "/v1/embeddings", headers={"authorization": "Bearer secret"}, **body)
+        assert answer.status_code == 400
+        assert "does not offer /embeddings" in answer.json()["error"]["message"]
+    speaker = words.abilities.endpoints["embed"].__self__  # type: ignore[attr-defined]
+    compute = speaker._embedder.raw
+    monkeypatch.setattr(speaker._embedder, "raw", lambda units: [row * np.nan for row in compute(units)])
+    answer = words.post("/v1/embeddings", {"input": "a"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+def test_the_model_by_its_name(words: Local):
+    (model,) = words.send("GET", "/v1/models").json()["data"]
+    assert words.send("GET", "/v1/models/words").json() == model
+    assert words.send("GET", "/v1/models/words/").json() == model
+    for name in ("other", "words/x", "..%2fwords"):
+        answer = words.send("GET", f"/v1/models/{name}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert "'words'" in answer.json()["error"]["message"]
+    assert words.post("/v1/models/words", {}).status_code == 405
+    unknown = words.post("/v1/chat/completions", {})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, None)
 
 
 def test_other_paths_methods_and_types(words: Local):

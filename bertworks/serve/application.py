@@ -46,6 +46,7 @@ from bertworks.serve.batching import (
 from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
 from bertworks.serve.invocation import INVOCATIONS, invoked_ability
 from bertworks.serve.metrics import ServerMetrics
+from bertworks.serve.openai_errors import openai_error
 from bertworks.serve.openapi import ENDPOINTS, document, parse, paths_of, read, requests_of
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 
@@ -77,6 +78,7 @@ MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which i
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
 Result = TypeVar("Result")
 _LOG = logging.getLogger("bertworks.serve")
+MODEL_PATH = "/v1/models/"  # and the name of a model
 READING = ("GET", "HEAD")  # the methods of what is not computed
 _QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
@@ -100,6 +102,12 @@ class Answer(Response):
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
         super().init_headers(headers)
         self.raw_headers += HEADERS
+
+
+class UnknownModelError(RequestError):
+    """The server has another model."""
+
+    code = "model_not_found"  # of OpenAI
 
 
 class Application:
@@ -171,6 +179,7 @@ class Application:
             "/info": partial(Answer, abilities.info | server_info),
             "/openapi.json": partial(Answer, document(abilities.info, self._requests, token=bool(token))),
             "/v1/models": partial(Answer, {"object": "list", "data": [model]}),
+            MODEL_PATH + abilities.name: partial(Answer, model),
             "/health": self._health,
             "/metrics": lambda: Answer(self._metrics.text(), media_type=CONTENT_TYPE_LATEST),
             **{path: partial(Answer, file.read_bytes(), media_type=TYPES[file.suffix]) for path, file in page.items()},
@@ -237,10 +246,12 @@ class Application:
             _LOG.info("requests", extra={"fields": {"path": path, "status": 429, "count": self._overloaded.pop(path)}})
 
     async def _respond(self, request: Request, path: str) -> Answer:
+        has_failed, code = False, None
         try:
             client = self._check_access(request, path)
             allowed = [*(["POST"] if path in self._post else []), *(READING if path in self._get else [])]
-            grant(allowed, 404, "Not Found")
+            if not allowed:
+                raise self._not_found(path)
             grant(request.method in allowed, 405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
             if request.method in READING:
                 return self._get[path]()
@@ -251,6 +262,8 @@ class Application:
             if error.hint:
                 what += f" ({error.hint})"
             headers = getattr(error, "headers", None)
+            has_failed = not isinstance(error, UsageError | RequestError)
+            code = getattr(error, "code", None)
             forget_origin(error)
         except asyncio.CancelledError:  # the time to finish open requests is over
             status = 503
@@ -261,11 +274,18 @@ class Application:
             status = 500
             what = "an error in bertworks; see the server's log"
             headers = None
-        kind = _KINDS.get(status, "Validation")
-        body: dict[str, Any] = {"error": what, "error_type": kind}
-        if path.startswith("/v1/"):  # as the clients of OpenAI expect it
-            body = {"error": {"message": what, "type": kind, "param": None, "code": None}}
+        if path.startswith("/v1/"):
+            status, body = openai_error(status, what, failed=has_failed, code=code)
+        else:
+            body = {"error": what, "error_type": _KINDS.get(status, "Validation")}
         return Answer(body, status, headers)
+
+    def _not_found(self, path: str) -> RequestError:
+        """The error for an unknown path."""
+        if not path.startswith(MODEL_PATH):
+            return RequestError(404, "Not Found")
+        name = path.removeprefix(MODEL_PATH)
+        return UnknownModelError(404, f"there is no model {name[:100]!r}: this server has {self._abilities.name!r}")
 
     def _check_access(self, request: Request, path: str) -> str:
         """Who sends the request: a token, if there are several, or else an address."""
@@ -334,11 +354,12 @@ class Application:
             return await self._large_answer(step, place, sender) if isinstance(step, AnswerParts) else step
 
     def _check_offered(self, name: str) -> None:
-        """Raises BertworksError if the model lacks an ability."""
+        """Raises RequestError if the model lacks an ability."""
         info = self._abilities.info
         if name not in info["abilities"]:
             offered = ", ".join(info["abilities"])
-            raise BertworksError(f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}")
+            what = f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}"
+            raise RequestError(424, what)
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
         """What a request will probably compute: its tokens are not known before it is parsed. None: nothing that

@@ -105,12 +105,18 @@ def call_each(units: Sequence[Callable[[], Any]]) -> list[Any]:
     return [work() for work in units]
 
 
+class TextTooLongError(RequestError):
+    """A text is longer than the model reads, and the request does not permit to truncate it."""
+
+    code = "context_length_exceeded"  # of OpenAI
+
+
 def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
     """truncated: number of tokens that do not fit, of each text."""
     number = next((n for n, count in enumerate(truncated) if count), None)
     if request.get("truncate") is False and number is not None:
         what = f"text {number} is {truncated[number]} tokens too long"
-        raise RequestError(413, what, hint='shorten it, or send it with "truncate"')
+        raise TextTooLongError(413, what, hint='shorten it, or send it with "truncate"')
 
 
 def _keeps_end(request: Request) -> bool:

@@ -182,7 +182,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
                    "encoding_format": (Literal["float"], "float"), **cut}],
         "similarity": [{"inputs": pair, "prompt_name": prompt, **cut}],
         "embeddings": [{"input": texts, "model": optional, "dimensions": size, "user": optional,
-                        "encoding_format": (Literal["float", "base64"], "float")}],
+                        "encoding_format": (Literal["float", "base64"], "float"), "truncate": (bool | None, None)}],
         "fill": [{"inputs": masked | many(masked), "top_k": (top, 5), "return_text": no}],
         "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in predicted],
         "rerank": [{"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}],
@@ -267,17 +267,22 @@ _PATHS: Mapping[str, tuple[str, ...]] = {
     "embeddings": ("/v1/embeddings", "/embeddings"),
     INVOCATIONS: ("/", f"/{INVOCATIONS}"),
 }
+_MODEL = _object("Model", id=str, object=str, created=int, owned_by=str)
 _OTHERS: Mapping[str, tuple[str, Type]] = {
     "/info": ("The model, and what this server offers", dict[str, Any]),
     "/health": ("Whether this server answers", _object("Health", status=str)),
-    "/v1/models": ("The model, in the format of OpenAI", _object("Models", object=str, data=list[dict[str, Any]])),
+    "/v1/models": ("The model in a list, in the format of OpenAI", _object("Models", object=str, data=_List[_MODEL])),
+    "/v1/models/{model}": ("The model, in the format of OpenAI", _MODEL),
 }
 _ERROR = _object("Error", error=str, error_type=str)
-_OPENAI_ERROR = _object("OpenAIError", error=_object("Message", message=str, type=str))
+_MESSAGE = _object("Message", message=str, type=str, param=str | None, code=str | None)
+_OPENAI_ERROR = _object("OpenAIError", error=_MESSAGE)
 _REFUSALS = {"401": "no token, or a wrong one", "403": "a foreign page", "503": "stopping"}
 _POST_REFUSALS = {"400": "no JSON", "408": "too slow", "413": "too large", "415": "no JSON by its header",
                   "422": "the request does not match the schema", "424": "the computation failed",
                   "429": "overloaded: try again later"}  # fmt: skip
+_OPENAI_REFUSALS = {"400": "a wrong request, or too large", "408": "too slow", "429": "overloaded: try again later",
+                    "500": "the computation failed"}  # fmt: skip
 
 
 def paths_of(name: str) -> tuple[str, ...]:
@@ -296,12 +301,18 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
     def operation(path: str, summary: str, *answers: Type, request: Sequence[Type] = ()) -> dict[str, Any]:
-        error = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR
-        refusals = _REFUSALS | _POST_REFUSALS if request else _REFUSALS
+        error, post_refusals = _ERROR, _POST_REFUSALS
+        if path.startswith("/v1/"):
+            error, post_refusals = _OPENAI_ERROR, _OPENAI_REFUSALS
+        refusals = _REFUSALS | post_refusals if request else _REFUSALS
         responses = {code: content(text, error) for code, text in refusals.items()}
         responses = {"200": content("an answer", *answers), **responses}
-        name = path.strip("/").replace("/", "_") or "root"
+        name = re.sub(r"[{}]", "", path).strip("/").replace("/", "_") or "root"
         fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
+        if path.endswith("{model}"):
+            schema = {"type": "string", "enum": [info["model_id"]]}
+            fields["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema}]
+            responses["404"] = content("another model", error)
         if token and path != "/health":
             fields["security"] = [{"token": []}]
         if request:

@@ -20,3 +20,18 @@ def test_vectors(client: openai.OpenAI):
 
 def test_models(client: openai.OpenAI):
     assert [model.id for model in client.models.list()] == ["masked"]
+    assert client.models.retrieve("masked").id == "masked"
+    with pytest.raises(openai.NotFoundError) as raised:
+        client.models.retrieve("text-embedding-3-small")
+    assert raised.value.code == "model_not_found"
+
+
+def test_errors(client: openai.OpenAI):
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model="masked", input=[])
+    assert (raised.value.type, raised.value.param) == ("invalid_request_error", "input")
+    long_text = "good film " * 60
+    assert client.embeddings.create(model="masked", input=long_text).usage.total_tokens == 64
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.embeddings.create(model="masked", input=long_text, extra_body={"truncate": False})
+    assert raised.value.code == "context_length_exceeded"
