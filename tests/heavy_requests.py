@@ -166,6 +166,7 @@ def _invocations(info: Info, limits: Limits) -> dict[str, Body]:
 
 HEAVY: Mapping[str, Callable[[Info, Limits], dict[str, Body]]] = {
     "embed": lambda info, limits: _named("inputs", texts(limits)),
+    "embed_all": lambda info, limits: _named("inputs", texts(limits)),
     "similarity": _similarity,
     "embeddings": lambda info, limits: _named("input", texts(limits)),
     "fill": _fill,
@@ -190,6 +191,7 @@ def small(name: str, info: Info) -> Body:
 
 SMALL: Mapping[str, Callable[[Any], Body]] = {
     "embed": lambda item: {"inputs": "a good film"},
+    "embed_all": lambda item: {"inputs": "a good film"},
     "similarity": lambda item: {"inputs": {"source_sentence": "a film", "sentences": ["a story", "men and dogs"]}},
     "embeddings": lambda item: {"input": ["a good film"], "encoding_format": "base64"},
     "fill": lambda item: {"inputs": item},

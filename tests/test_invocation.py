@@ -1,5 +1,7 @@
 """The main path of a server, `POST /` and `/invocations`: each request is answered as on the path of its own."""
 
+import html
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,10 @@ def test_every_post_needs_the_token(path: str, tmp_path: Path):
         assert local.send("POST", path, headers=right, **body).status_code == 200
         assert local.send("POST", "/health").status_code == 401
         assert local.send("GET", "/health").status_code == 200
+        assert local.send("GET", "/ping").status_code == 200
+        for path in ("/docs", "/openapi.json", "/info"):
+            assert local.send("GET", path).status_code == 401
+            assert local.send("GET", path, headers=right).status_code == 200
         assert local.send("GET", "//").status_code == 200
         assert local.send("HEAD", "/").status_code == 200
 
@@ -124,3 +130,23 @@ def test_without_a_token_pages_of_other_sites_are_refused_on_the_main_path(serve
     for headers in ({"origin": "https://other.example"}, {"host": "other.example"}):
         for path in ("/", "//", "/invocations"):
             assert servers["classes"].send("POST", path, headers=headers, **body).status_code == 403
+
+
+def test_the_page_of_the_document_has_every_path_and_loads_nothing(servers: dict[str, Local]):
+    for local in servers.values():
+        assert local.send("GET", "/ping").json() == {"status": "ok"}
+        answer = local.send("GET", "/docs")
+        assert answer.headers["content-type"].startswith("text/html")
+        text = html.unescape(answer.text)
+        for path, methods in local.send("GET", "/openapi.json").json()["paths"].items():
+            for method, operation in methods.items():
+                assert f"<h2>{method.upper()} {path}</h2><p>{operation['summary']}</p>" in text
+        assert re.findall(r"(?:src|href)=\"([^\"]*)\"", answer.text) == ["page.css", "openapi.json"]
+        assert "<script" not in answer.text
+
+
+def test_names_of_labels_are_text_on_the_page_of_the_document(tmp_path: Path):
+    markup = "<img src=x onerror=alert(1)>"
+    with Local(write_head(tmp_path / markup, **HEADS["classes"])) as local:
+        assert markup not in local.send("GET", "/docs").text
+        assert html.escape(markup) in local.send("GET", "/docs").text

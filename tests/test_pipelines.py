@@ -12,6 +12,7 @@ from served import Local, write_head
 from transformers import pipeline
 
 from bertworks.inference.predictor import Predictor
+from bertworks.serve.batching import Limits
 from bertworks.serve.openapi import requests_of
 
 HEADS: dict[str, dict[str, Any]] = {
@@ -259,6 +260,26 @@ def test_settings_of_a_path_are_honoured_in_parameters_and_come_first(servers: d
     assert servers["masked"].post("/embed", nested).json() == plain
     raw = servers["classes"].post("/predict", {"inputs": "a film", "raw_scores": True}).json()
     assert answer(servers["classes"], "/predict", "a film", raw_scores=True) == [raw]
+
+
+def test_vectors_of_all_tokens_are_those_of_the_pipeline(servers: dict[str, Local], folders: dict[str, Path]):
+    extract = pipeline("feature-extraction", model=str(folders["masked"]), device="cpu")
+    texts = [*TEXTS, "good " * 50]
+    response = servers["masked"].post("/embed_all", {"inputs": texts})
+    for found, text in zip(response.json(), texts, strict=True):
+        (expected,) = extract(text)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    (alone,) = servers["masked"].post("/embed_all", {"inputs": texts[1]}).json()
+    np.testing.assert_allclose(alone, response.json()[1], atol=1e-6)
+    assert (response.headers["x-truncated-texts"], response.headers["x-truncated-tokens"]) == ("0", "0")
+    long_text = {"inputs": "good " * 70}
+    assert servers["masked"].post("/embed_all", long_text).headers["x-truncated-tokens"] == "8"
+    assert servers["masked"].post("/embed_all", {**long_text, "truncate": False}).status_code == 413
+    with Local(folders["masked"], limits=Limits(answer_bytes=32 * 16 * 100)) as local:
+        assert local.post("/embed_all", {"inputs": ["good " * 50]}).status_code == 200
+        refused = local.post("/embed_all", {"inputs": ["good " * 50] * 2})
+        assert refused.status_code == 413
+        assert "the answer may have" in refused.json()["error"]
 
 
 def test_every_ability_of_the_main_path_has_parameters(servers: dict[str, Local]):

@@ -27,7 +27,14 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.events import Event
 from bertworks.inference import predict
-from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepared_encoder
+from bertworks.inference.engine import (
+    LazyModel,
+    OnnxModel,
+    compute_token_vectors,
+    compute_vectors,
+    open_model,
+    prepared_encoder,
+)
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.binary_files import write_npy
@@ -235,8 +242,17 @@ class Embedder:
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, hidden_size], before normalization and truncation."""
-        width = self._source.config.hidden_size
-        return compute_vectors(self._network, units, self.settings.pooling, width, self.precision)
+        return compute_vectors(self._network, units, self.settings.pooling, self.width, self.precision)
+
+    def token_vectors(self, units: Sequence[ExampleGroup]) -> list[Vectors]:
+        """For each unit float32 [tokens, hidden_size]: the last hidden states of its tokens, special tokens
+        included."""
+        return compute_token_vectors(self._network, units, self.width, self.precision)
+
+    @property
+    def width(self) -> int:
+        """The hidden size of the network."""
+        return self._source.config.hidden_size
 
     def finish(self, vectors: Vectors) -> Vectors:
         """float32 [units, dimension]: vectors of length 1, if the model normalizes; truncated after that, as in

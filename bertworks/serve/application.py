@@ -43,6 +43,7 @@ from bertworks.serve.batching import (
     forget_origin,
     grant,
 )
+from bertworks.serve.documentation import documentation
 from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
 from bertworks.serve.invocation import INVOCATIONS, invoked_ability
 from bertworks.serve.metrics import ServerMetrics
@@ -80,7 +81,7 @@ Result = TypeVar("Result")
 _LOG = logging.getLogger("bertworks.serve")
 MODEL_PATH = "/v1/models/"  # and the name of a model
 READING = ("GET", "HEAD")  # the methods of what is not computed
-_QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
+_QUIET = ("/health", "/ping", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
 _KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 424: "Backend",
           429: "Overloaded", 500: "Backend", 503: "Unhealthy"}  # fmt: skip  # others: Validation
@@ -114,8 +115,8 @@ class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all requests but `GET /health` and those for the files of the page. Several: one on each
-            line. "": no token, and only the server's own page may send requests.
+        token: required for all requests but `GET` of `/health`, `/ping` and the files of the page. Several: one
+            on each line. "": no token, and only the server's own page may send requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
     """
@@ -174,13 +175,16 @@ class Application:
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
         files = (*PAGE.iterdir(), *MAPS.iterdir())
         page = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
-        self._public = {*page, "/health"}
+        self._public = {*page, "/health", "/ping"}
+        description = document(abilities.info, self._requests, token=bool(token))
         self._get: dict[str, Callable[[], Answer]] = {
             "/info": partial(Answer, abilities.info | server_info),
-            "/openapi.json": partial(Answer, document(abilities.info, self._requests, token=bool(token))),
+            "/openapi.json": partial(Answer, description),
             "/v1/models": partial(Answer, {"object": "list", "data": [model]}),
             MODEL_PATH + abilities.name: partial(Answer, model),
             "/health": self._health,
+            "/ping": self._health,
+            "/docs": partial(Answer, documentation(description), media_type="text/html"),
             "/metrics": lambda: Answer(self._metrics.text(), media_type=CONTENT_TYPE_LATEST),
             **{path: partial(Answer, file.read_bytes(), media_type=TYPES[file.suffix]) for path, file in page.items()},
         }

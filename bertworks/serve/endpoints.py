@@ -61,6 +61,7 @@ RERANKED_AT_ONCE = 8  # documents that are read with the query in one turn
 TEXTS_AT_ONCE = 64  # texts that are read before the number of their tokens is checked
 CHARACTERS_AT_ONCE = 1 << 16  # that are tokenised together: a request's text may be long, and memory is limited
 PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
+VECTOR_PART = 1 << 18  # bytes of a part of an answer with the vectors of tokens
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
 QUERY_COST = 8  # of a search, in words and tokens of its query: what does not depend on them
 SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
@@ -143,7 +144,12 @@ class PretrainedEndpoints:
             self.info |= {"task": "masked-lm", "max_input_length": self._filler.longest}
         try:
             self._embedder = e = Embedder(model, precision=precision)
-            self.endpoints |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
+            self.endpoints |= {
+                "embed": self.embed,
+                "embed_all": self.embed_all,
+                "similarity": self.similarity,
+                "embeddings": self.embeddings,
+            }
             self.info |= {
                 "max_input_length": e.settings.max_length, "prompts": dict(e.settings.prompts),
                 "dimension": e.dimension, "model_dtype": DTYPES[e.precision],
@@ -164,6 +170,16 @@ class PretrainedEndpoints:
         """
         dimensions = request.get("dimensions") or self._embedder.dimension
         check_answer(len(texts) * dimensions * value_bytes, self._limits.answer_bytes)
+        units, costs, truncated = self._units(texts, request)
+        rows = yield InferenceJob(units, costs, self._embedder.raw)
+        return np.stack(rows), truncated, sum(costs)
+
+    def _units(self, texts: list[str], request: Request) -> tuple[list[ExampleGroup], list[int], list[int]]:
+        """The input of the network for each text, the number of its tokens, and the number of its truncated tokens.
+
+        Raises:
+            RequestError: the texts have too many tokens, or one may not be truncated.
+        """
         prompt = self.info["prompts"].get(request.get("prompt_name"))
         units, truncated, costs = list[ExampleGroup](), list[int](), list[int]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
@@ -175,8 +191,27 @@ class PretrainedEndpoints:
             costs += [len(unit[0].input_ids) for unit in more_units]
             check_tokens(sum(costs), self._limits.tokens)  # what is too much is not read to its end
         _refuse_truncated(request, truncated)
-        rows = yield InferenceJob(units, costs, self._embedder.raw)
-        return np.stack(rows), truncated, sum(costs)
+        return units, costs, truncated
+
+    def embed_all(self, request: Request) -> Steps:
+        """The vectors of all tokens of each text, as they leave the network."""
+        units, costs, truncated = self._units(_list_of(request["inputs"]), request)
+        row_bytes = FLOAT32_BYTES * self._embedder.width + 2
+        check_answer(sum(costs) * row_bytes, self._limits.answer_bytes)
+        texts = yield InferenceJob(units, costs, self._embedder.token_vectors)
+        at_once = max(1, VECTOR_PART // row_bytes)
+        makes, sizes, counts = list[Callable[[], Any]](), list[int](), list[int]()
+        for vectors in texts:
+            parts = [vectors[start : start + at_once] for start in range(0, len(vectors), at_once)]
+            counts.append(len(parts))
+            makes += [partial(np.asarray, part) for part in parts]
+            sizes += [row_bytes * len(part) + 2 for part in parts]
+
+        def join(pieces: Sequence[bytes]) -> bytes:
+            remaining = iter(pieces)
+            return joined_list(joined_lists(islice(remaining, count)) for count in counts)
+
+        return AnswerParts(makes, sizes, join, truncated)
 
     def embed(self, request: Request) -> Steps:
         texts = _list_of(request["inputs"])

@@ -180,6 +180,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     requests: dict[str, list[dict[str, Type]]] = {  # alternatives, because a union has at most one type of list
         "embed": [{"inputs": texts, "normalize": yes, "prompt_name": prompt, "dimensions": size,
                    "encoding_format": (Literal["float"], "float"), **cut}],
+        "embed_all": [{"inputs": texts, "prompt_name": prompt, **cut}],
         "similarity": [{"inputs": pair, "prompt_name": prompt, **cut}],
         "embeddings": [{"input": texts, "model": optional, "dimensions": size, "user": optional,
                         "encoding_format": (Literal["float", "base64"], "float"), "truncate": (bool | None, None)}],
@@ -196,7 +197,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
         "decode": [{"ids": ids, "skip_special_tokens": yes} for ids in (tokens, many(tokens, 0))],
     }  # fmt: skip
     pipelines = _pipeline_settings(info, limits)
-    for name in INVOKED:
+    for name in (*INVOKED, "embed_all"):
         parameters = _parameters(f"{name}_parameters", requests[name][0], pipelines.get(name, {}))
         for fields in requests[name]:
             fields["parameters"] = (parameters | None, None)
@@ -250,6 +251,7 @@ _DOCUMENT = _object("Document", id=str, score=float, cosine=float | None, title=
 _EXPLANATION = _object("Explanation", explained=str, tokens=list[str], words=list[str], spans=list[list[int]])
 ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it does, and the types of its answer
     "embed": ("Vectors of texts", list[list[float]]),
+    "embed_all": ("Vectors of all tokens of texts", list[list[list[float]]]),
     "similarity": ("Cosines between a text and others", list[float]),
     "embeddings": ("Vectors of texts, in the format of OpenAI", _EMBEDDINGS),
     "fill": ("The most probable tokens for every mask", *_FILLINGS),
@@ -271,6 +273,7 @@ _MODEL = _object("Model", id=str, object=str, created=int, owned_by=str)
 _OTHERS: Mapping[str, tuple[str, Type]] = {
     "/info": ("The model, and what this server offers", dict[str, Any]),
     "/health": ("Whether this server answers", _object("Health", status=str)),
+    "/ping": ("The same as /health", _object("Health", status=str)),
     "/v1/models": ("The model in a list, in the format of OpenAI", _object("Models", object=str, data=_List[_MODEL])),
     "/v1/models/{model}": ("The model, in the format of OpenAI", _MODEL),
 }
@@ -313,7 +316,7 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
             schema = {"type": "string", "enum": [info["model_id"]]}
             fields["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema}]
             responses["404"] = content("another model", error)
-        if token and path != "/health":
+        if token and path not in ("/health", "/ping"):
             fields["security"] = [{"token": []}]
         if request:
             fields["requestBody"] = {**content("", *request), "required": True}

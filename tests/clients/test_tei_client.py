@@ -4,12 +4,20 @@ from collections.abc import Mapping
 
 import pytest
 from tei_client import HttpClient
+from tei_client.models import TruncationDirection
 
 
 def test_vectors(servers: Mapping[str, str]):
     client = HttpClient(servers["masked"])
     assert [len(vector) for vector in client.embed(["good film", "sad dogs"])] == [32, 32]
     assert client.embed("good film " * 60, truncate=True)
+
+
+def test_vectors_of_all_tokens(servers: Mapping[str, str]):
+    client = HttpClient(servers["masked"])
+    (tokens,) = client.tokenize("good film")
+    (vectors,) = client.embed_all("good film", truncation_direction=TruncationDirection.Left)
+    assert [len(vector) for vector in vectors] == [32] * len(tokens.tokens)
 
 
 def test_labels(servers: Mapping[str, str]):
