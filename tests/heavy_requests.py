@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bertworks.serve.batching import Limits
+from bertworks.serve.invocation import INVOCATIONS, INVOKED
 
 Info = Mapping[str, Any]
 Body = dict[str, Any]
@@ -153,8 +154,19 @@ def _decode(info: Info, limits: Limits) -> dict[str, Body]:
     return _named("ids", lists, skip_special_tokens=False)
 
 
+def _invocations(info: Info, limits: Limits) -> dict[str, Body]:
+    """Every request that the main path takes."""
+    return {
+        f"{name}, {what}": body
+        for name in INVOKED
+        if name in info["abilities"]
+        for what, body in HEAVY[name](info, limits).items()
+    }
+
+
 HEAVY: Mapping[str, Callable[[Info, Limits], dict[str, Body]]] = {
     "embed": lambda info, limits: _named("inputs", texts(limits)),
+    "embed_all": lambda info, limits: _named("inputs", texts(limits)),
     "similarity": _similarity,
     "embeddings": lambda info, limits: _named("input", texts(limits)),
     "fill": _fill,
@@ -166,6 +178,7 @@ HEAVY: Mapping[str, Callable[[Info, Limits], dict[str, Body]]] = {
     "explain": _explain,
     "tokenize": _tokenize,
     "decode": _decode,
+    INVOCATIONS: _invocations,
 }
 
 
@@ -178,6 +191,7 @@ def small(name: str, info: Info) -> Body:
 
 SMALL: Mapping[str, Callable[[Any], Body]] = {
     "embed": lambda item: {"inputs": "a good film"},
+    "embed_all": lambda item: {"inputs": "a good film"},
     "similarity": lambda item: {"inputs": {"source_sentence": "a film", "sentences": ["a story", "men and dogs"]}},
     "embeddings": lambda item: {"input": ["a good film"], "encoding_format": "base64"},
     "fill": lambda item: {"inputs": item},
@@ -189,4 +203,5 @@ SMALL: Mapping[str, Callable[[Any], Body]] = {
     "explain": lambda item: {"inputs": item},
     "tokenize": lambda item: {"inputs": "a good film"},
     "decode": lambda item: {"ids": [1, 2, 3]},
+    INVOCATIONS: lambda item: SMALL["qa" if item[0] == "who ?" else "predict"](item),
 }

@@ -3,6 +3,7 @@ Python; and what it refuses, from whom, and that nobody suffers from what others
 
 import asyncio
 import base64
+import hashlib
 import json
 import os
 import shutil
@@ -119,15 +120,15 @@ def test_masks_are_filled_as_by_fill(words: Local, models: dict[str, Path]):
     texts = ["the [MASK] was [MASK]", "[MASK]"]
     theirs = [Filler(models["words"])(text, 3) for text in texts]
     ours = words.post("/fill", {"inputs": texts, "top_k": 3}).json()
-    tokens = [[[one["token_str"] for one in mask] for mask in text] for text in ours]
+    tokens = [[[one["token_str"] for one in mask] for mask in text] for text in (ours[0], [ours[1]])]
     assert tokens == [[[one["token_str"] for one in mask] for mask in text] for text in theirs]
     # A sentence with several masks would be repeated for each mask and token.
     assert ours[0][0][0].keys() == {"score", "token", "token_str"}
-    assert ours[1][0][0].keys() == {"score", "token", "token_str", "sequence"}
-    assert [one["sequence"] for one in ours[1][0]] == [one["sequence"] for one in theirs[1][0]]
+    assert ours[1][0].keys() == {"score", "token", "token_str", "sequence"}
+    assert [one["sequence"] for one in ours[1]] == [one["sequence"] for one in theirs[1][0]]
     with_text = words.post("/fill", {"inputs": ["a [MASK] film", texts[0]], "top_k": 3, "return_text": True}).json()
     in_python = Filler(models["words"])("a [MASK] film", 3)
-    assert [one["text"] for one in with_text[0][0]] == [one["text"] for one in in_python[0]]
+    assert [one["text"] for one in with_text[0]] == [one["text"] for one in in_python[0]]
     assert with_text[1] == ours[0]
     assert near(words.post("/fill", {"inputs": texts[1], "top_k": 3}).json(), ours[1])
 
@@ -297,6 +298,55 @@ def test_the_document_and_info_say_what_is_offered(models: dict[str, Path]):
                 assert offered.strip("/") in answer.json()["error"]
 
 
+def enumerations(schema: Any) -> Iterator[list[Any]]:
+    """The values of every `enum` in a document."""
+    if isinstance(schema, dict):
+        if "enum" in schema:
+            yield schema["enum"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from enumerations(part)
+
+
+@pytest.mark.parametrize("kind", ["words", *HEADS])
+def test_code_can_be_generated_from_the_document(kind: str, models: dict[str, Path]):
+    """Names that differ only in upper and lower case would be one name; every operation and every list has a type."""
+    with Local(models[kind]) as local:
+        document = local.send("GET", "/openapi.json").json()
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert all(name.isidentifier() for name in names)
+    assert len(set(names)) == len(names)
+    found = list(enumerations(document))
+    assert ["Left", "Right"] in found or kind not in ("words", "classification")
+    for values in found:
+        assert len({str(value).lower() for value in values}) == len(values)
+    assert '{"type":"array"}' not in json.dumps(document, separators=(",", ":"))
+
+
+TEI_INFO = {  # the fields of GET /info of TEI with their types, and which may be null
+    "model_id": (str,), "model_sha": (str, None), "model_dtype": (str,), "model_type": (dict,),
+    "max_concurrent_requests": (int,), "max_input_length": (int,), "max_batch_tokens": (int,),
+    "max_batch_requests": (int, None), "max_client_batch_size": (int,), "auto_truncate": (bool,),
+    "tokenization_workers": (int,), "version": (str,), "sha": (str, None), "docker_label": (str, None),
+    "served_model_name": (str,),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["words", "classification", "pairs", "tagging", "qa"])
+def test_info_has_all_fields_of_tei(kind: str, models: dict[str, Path]):
+    with Local(models[kind]) as local:
+        info = local.send("GET", "/info").json()
+    for name, types in TEI_INFO.items():
+        value = info[name]
+        assert (value is None and None in types) or type(value) in types, name
+    assert info["served_model_name"] == info["model_id"] == models[kind].name
+    content = (models[kind] / "model.safetensors").read_bytes()
+    assert info["sha"] == hashlib.sha256(content).hexdigest()
+    assert str(models[kind]) not in json.dumps(info)
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
 def test_it_computes_in_the_precision_that_is_requested(precision: Precision, dtype: str, models: dict[str, Path]):
     with Local(models["words"], precision=precision) as local:
@@ -433,14 +483,69 @@ def test_errors_say_where(words: Local):
     assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
     error = words.post("/search", {"query": "a", "ranking": "best"}).json()["error"]
     assert """ranking: Invalid enum value 'best': expected one of "hybrid", "dense", "bm25\"""" in error
-    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncation_direction": "Left"}}
-    assert 'expected one of "Right", "right"' in words.post("/similarity", body).json()["error"]
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncation_direction": "Both"}}
+    assert 'expected one of "Left", "Right"' in words.post("/similarity", body).json()["error"]
     assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
     assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
     for ids in ([1, 2], [[1, 2], [3]]):
         answer = words.post("/v1/embeddings", {"input": ids, "model": "a"})
         assert "no ids of tokens" in answer.json()["error"]["message"]
-        assert answer.status_code == 422
+        assert answer.status_code == 400
+
+
+OPENAI_ERRORS: list[tuple[Any, str, str | None]] = [  # a request, and the field and the code of its error
+    ({"input": []}, "input", None),
+    ({"input": ["a", 1]}, "input", None),
+    ({"input": "a", "dimensions": 33}, "dimensions", None),
+    ({"input": "a", "encoding_format": "hex"}, "encoding_format", None),
+    ({"input": "a " * 90, "truncate": False}, "input", "context_length_exceeded"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "code"), OPENAI_ERRORS)
+def test_errors_under_v1_are_those_of_openai(body: Any, param: str, code: str | None, words: Local):
+    answer = words.post("/v1/embeddings", body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("invalid_request_error", code)
+    assert error["param"] == (None if code else param)
+    native = words.post("/embeddings", body)  # the other name of the path is that of TEI
+    assert native.status_code in (413, 422)
+    assert native.json() == {"error": error["message"], "error_type": "Validation"}
+
+
+def test_statuses_under_v1(words: Local, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    for content, kind in ((b"{", "application/json"), (b"{}", "text/plain"), (b"a" * 30_000, "application/json")):
+        answer = words.send("POST", "/v1/embeddings", content=content, headers={"content-type": kind})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert words.send("GET", "/v1/embeddings").status_code == 405
+    assert words.post("/v1/embeddings", {"input": "a " * 90, "truncate": True}).status_code == 200
+    with Local(models["classification"], token="secret") as local:
+        body = {"json": {"input": "a"}}
+        answer = local.send("POST", "/v1/embeddings", **body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        answer = local.send("POST", "/v1/embeddings", headers={"authorization": "Bearer secret"}, **body)
+        assert answer.status_code == 400
+        assert "does not offer /embeddings" in answer.json()["error"]["message"]
+    speaker = words.abilities.endpoints["embed"].__self__  # type: ignore[attr-defined]
+    compute = speaker._embedder.raw
+    monkeypatch.setattr(speaker._embedder, "raw", lambda units: [row * np.nan for row in compute(units)])
+    answer = words.post("/v1/embeddings", {"input": "a"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+def test_the_model_by_its_name(words: Local):
+    (model,) = words.send("GET", "/v1/models").json()["data"]
+    assert words.send("GET", "/v1/models/words").json() == model
+    assert words.send("GET", "/v1/models/words/").json() == model
+    for name in ("other", "words/x", "..%2fwords"):
+        answer = words.send("GET", f"/v1/models/{name}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert "'words'" in answer.json()["error"]["message"]
+    assert words.post("/v1/models/words", {}).status_code == 405
+    unknown = words.post("/v1/chat/completions", {})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, None)
 
 
 def test_other_paths_methods_and_types(words: Local):
@@ -613,20 +718,31 @@ def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
     assert words.post("/similarity", {"inputs": inputs, "parameters": {"truncate": True}}).status_code == 200
 
 
-def test_nothing_is_cut_on_the_left_silently(words: Local, models: dict[str, Path]):
-    inputs = {"source_sentence": "a cat", "sentences": ["a dog"]}
-    with Local(models["pairs"]) as pairs:
-        for local, path, body in (
-            (words, "/embed", {"inputs": "a cat"}), (words, "/similarity", {"inputs": inputs}),
-            (pairs, "/predict", {"inputs": ["a", "b"]}), (pairs, "/rerank", {"query": "a", "texts": ["b"]}),
-        ):  # fmt: skip
-            codes = [
-                local.post(path, {**body, "truncation_direction": side}).status_code
-                for side in ("right", "Right", "Left")
-            ]
-            assert codes == [200, 200, 422], path
-    body = {"inputs": inputs, "parameters": {"truncation_direction": "Left"}}
-    assert words.post("/similarity", body).status_code == 422
+def test_the_beginning_of_a_text_is_left_out_if_the_request_says_so(words: Local, models: dict[str, Path]):
+    text = " ".join([*["dogs"] * 30, *["men"] * 60, "good film"])  # every word is a token; there is room for 62
+    end = " ".join(text.split()[-62:])
+    expected = words.post("/embed", {"inputs": end}).json()
+    for side in ("Left", "left"):
+        found = words.post("/embed", {"inputs": [text], "truncation_direction": side})
+        assert near(found.json(), expected)
+        assert found.headers["x-truncated-tokens"] == "30"
+        body = {"inputs": {"source_sentence": end, "sentences": [text]}, "parameters": {"truncation_direction": side}}
+        assert near(words.post("/similarity", body).json(), [1.0])
+    assert not near(words.post("/embed", {"inputs": text}).json(), expected)
+    refused = words.post("/embed", {"inputs": text, "truncation_direction": "Left", "truncate": False})
+    assert refused.status_code == 413
+    wrong = words.post("/embed", {"inputs": text, "truncation_direction": "LEFT"})
+    assert wrong.status_code == 422
+    assert """'LEFT': expected one of "Left", "Right\"""" in wrong.json()["error"]
+    with Local(models["pairs"], precision="fp32") as pairs:
+        query = " ".join(text.split()[-31:])  # of two long texts each keeps about half of the room
+        kept = " ".join(text.split()[-30:])
+        body = {"inputs": [text, text], "truncation_direction": "Left"}
+        assert near(pairs.post("/predict", body).json(), pairs.post("/predict", {"inputs": [query, kept]}).json())
+        body = {"query": text, "texts": [text], "truncation_direction": "left"}
+        expected = pairs.post("/rerank", {"query": query, "texts": [kept]}).json()
+        assert near(pairs.post("/rerank", body).json(), expected)
+        assert not near(pairs.post("/rerank", {"query": text, "texts": [text]}).json(), expected)
 
 
 def test_what_json_does_not_know_is_found_all_the_same(models: dict[str, Path], tmp_path: Path):

@@ -195,6 +195,7 @@ class Featurizer:
     document_context: sentences to be tagged are read with as much of their document around them as fits (Devlin et al.
         2019, section 5.3: "the maximal document context provided by the data").
     apart: the texts of a pair are sequences of their own.
+    keep_end: a text or pair with one prediction that is too long loses its beginning and not its end.
     most_tokens: of the texts that are read together, or of their words; None: any number. It bounds the memory that
         a long text takes.
 
@@ -210,6 +211,7 @@ class Featurizer:
     max_question: int = 64
     document_context: bool = False
     apart: bool = False
+    keep_end: bool = False
     most_tokens: int | None = None
 
     def __call__(self, items: Iterable[Item]) -> Iterator[Features]:
@@ -225,6 +227,10 @@ class Featurizer:
 
     def _tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
         """Of each text the ids without [CLS] and [SEP], at most `max_length`, and the number of all."""
+        if self.keep_end:
+            for short_ids, _ in self.tokenizer.arrays(list(texts)):
+                yield short_ids[-self.max_length :].astype(np.int64), len(short_ids)
+            return
         template = self.tokenizer.template
         for encoding in self.tokenizer.encode_each(list(texts), max_length=self.max_length + template.num_special()):
             ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
@@ -292,7 +298,7 @@ class Featurizer:
                 room = self.max_length - self.tokenizer.template.num_special(len(segments))
                 first, second = (*(count for _, count in segments), 0)[:2]
                 kept = truncated_lengths(first, second, room)
-                parts = [ids[:n] for (ids, _), n in zip(segments, kept)]
+                parts = [ids[len(ids) - n :] if self.keep_end else ids[:n] for (ids, _), n in zip(segments, kept)]
                 sequence = add_special_tokens(parts, self.tokenizer.template)
                 predicts = not self.apart or number == 0  # one prediction for both texts
                 unit.append(_example(sequence, [0][:predicts], self._label(item, number)[:predicts]))

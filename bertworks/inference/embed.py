@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer, Truncation
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import add_special_tokens
 from bertworks.datasets.infer_schema import study
 from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
@@ -26,7 +27,15 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
 from bertworks.events import Event
 from bertworks.inference import predict
-from bertworks.inference.engine import LazyModel, ModelUser, OnnxModel, compute_vectors, open_model, prepared_encoder
+from bertworks.inference.engine import (
+    LazyModel,
+    ModelUser,
+    OnnxModel,
+    compute_token_vectors,
+    compute_vectors,
+    open_model,
+    prepared_encoder,
+)
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.binary_files import write_npy
@@ -194,8 +203,13 @@ class Embedder(ModelUser):
         units, truncated = self.units(texts, prompt)
         return self.finish(self.raw(units)), truncated
 
-    def units(self, texts: Sequence[str], prompt: str | None = None) -> tuple[list[ExampleGroup], list[int]]:
+    def units(
+        self, texts: Sequence[str], prompt: str | None = None, *, keep_end: bool = False
+    ) -> tuple[list[ExampleGroup], list[int]]:
         """The input of the network for each text; and the number of truncated tokens of each.
+
+        Args:
+            keep_end: whether a text that is too long, with its prompt, loses its beginning and not its end.
 
         Raises:
             UsageError: not strings."""
@@ -203,18 +217,21 @@ class Embedder(ModelUser):
             raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
         prefix = self.settings.prompt() if prompt is None else prompt
         inputs = [(prefix + text).lower() if self.settings.lowercase else prefix + text for text in texts]
+        if keep_end:
+            return self._units_of_ends(inputs)
         encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
         units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [e.num_truncated for e in encodings]
 
     def units_of_ids(
-        self, lists: Sequence[Sequence[int]], prompt: str | None = None
+        self, lists: Sequence[Sequence[int]], prompt: str | None = None, *, keep_end: bool = False
     ) -> tuple[list[ExampleGroup], list[int]]:
         """`units` for texts whose tokens are known already.
 
         Args:
             lists: for each text the ids of its tokens, with or without the special tokens around them.
             prompt: see `embed`.
+            keep_end: see `units`.
         """
         template = self.tokenizer.template
         sample = self.tokenizer.encode("a")
@@ -231,12 +248,13 @@ class Embedder(ModelUser):
         truncated: list[int] = []
         for ids in lists:
             inner = [*prompt_ids, *self._inner_ids(ids)]
-            read = inner[:room]
+            num_truncated = max(0, len(inner) - room)
+            read = inner[num_truncated:] if keep_end else inner[:room]
             types = [inner_type] * len(read)
             types = [*sample.type_ids[:num_prefix], *types, *sample.type_ids[len(sample.type_ids) - num_suffix :]]
             read = [*template.prefix, *read, *template.suffix]
             units.append([Example(np.array(read), np.array(types), {})])
-            truncated.append(max(0, len(inner) - room))
+            truncated.append(num_truncated)
         return units, truncated
 
     def _inner_ids(self, ids: Sequence[int]) -> Sequence[int]:
@@ -246,6 +264,18 @@ class Embedder(ModelUser):
         ends = tuple(ids[len(ids) - len(template.suffix) :]) == template.suffix
         is_whole = len(ids) >= template.num_special() and begins and ends
         return ids[template.inner(len(ids))] if is_whole else ids
+
+    def _units_of_ends(self, inputs: Sequence[str]) -> tuple[list[ExampleGroup], list[int]]:
+        """`units` of the ends of texts."""
+        template = self.tokenizer.template
+        room = (self.settings.max_length or self.tokenizer.model_max_length) - template.num_special()
+        units = list[ExampleGroup]()
+        truncated = list[int]()
+        for ids, _ in self.tokenizer.arrays(inputs):
+            truncated.append(max(0, len(ids) - room))
+            sequence = add_special_tokens([ids[truncated[-1] :]], template)
+            units.append([Example(sequence.input_ids, sequence.token_type_ids, {})])
+        return units, truncated
 
     def examples(self, rows: Iterable[tuple[str, ...]], *prompts: str) -> list[Event]:
         """Notes on the first two rows as the network reads them. rows: where each row stands, and its texts. prompts:
@@ -259,8 +289,17 @@ class Embedder(ModelUser):
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, hidden_size], before normalization and truncation."""
-        width = self._source.config.hidden_size
-        return compute_vectors(self._network, units, self.settings.pooling, width, self.precision)
+        return compute_vectors(self._network, units, self.settings.pooling, self.width, self.precision)
+
+    def token_vectors(self, units: Sequence[ExampleGroup]) -> list[Vectors]:
+        """For each unit float32 [tokens, hidden_size]: the last hidden states of its tokens, special tokens
+        included."""
+        return compute_token_vectors(self._network, units, self.width, self.precision)
+
+    @property
+    def width(self) -> int:
+        """The hidden size of the network."""
+        return self._source.config.hidden_size
 
     def finish(self, vectors: Vectors) -> Vectors:
         """float32 [units, dimension]: vectors of length 1, if the model normalizes; truncated after that, as in

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
 from bertworks.batching.features import Lazy
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints import model_folder
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, MODEL_FILES, is_model_name, resolve_model, split_files
@@ -470,6 +471,26 @@ def compute_vectors(
 
     vectors = compute_each(encoder, compute, units, (width,), precision)
     return np.concatenate([np.zeros((0, width), np.float32), *vectors])
+
+
+def compute_token_vectors(
+    encoder: Encoder | InferenceEncoder | OnnxModel,
+    units: Sequence[ExampleGroup],
+    width: int,
+    precision: InferencePrecision = "fp32",
+) -> list[NDArray[np.float32]]:
+    """For each unit, which is one sequence, float32 [tokens, width]: the last hidden state of each token, special
+    tokens included. width: the hidden size."""
+
+    def compute(batch: Batch) -> Tensor:
+        states: list[Tensor] = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
+        return states[-1][batch.target.positions]
+
+    all_tokens = list[ExampleGroup]()
+    for (example,) in units:
+        places = np.arange(len(example.input_ids))
+        all_tokens.append([example._replace(targets={"task": Target(places, np.zeros_like(places))})])
+    return compute_each(encoder, compute, all_tokens, (width,), precision)
 
 
 def batch_tokens(device: torch.device) -> int:

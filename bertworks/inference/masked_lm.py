@@ -5,7 +5,7 @@ on both sides.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -113,20 +113,51 @@ class Filler(ModelUser):
         windows = [(ids[start:end], group - start) for group, (start, end) in zip(groups, edges, strict=True)]
         return MaskedText(text, ids, masks, offsets, windows)
 
-    def top_tokens(self, texts: Sequence[MaskedText], k: int) -> list[NDArray[np.float32]]:
+    def target(self, text: str) -> int:
+        """The token that a text is: of the vocabulary as it is spelled there, else after tokenization.
+
+        Raises:
+            UsageError: it is several tokens, none, or unknown.
+        """
+        t = self.tokenizer
+        if text in self._numbers:
+            return self._numbers[text]
+        (ids,) = t.ids([text])
+        what = f"the target {text[:60]!r} is {len(ids)} tokens of this model: expected one"
+        if len(ids) == 1 and ids[0] == t.unk_id:
+            what = f"the target {text[:60]!r} is not in the vocabulary"
+        expect(len(ids) == 1 and ids[0] != t.unk_id, what, hint="give words that the vocabulary has as a whole")
+        return ids[0]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The number of each token of the vocabulary."""
+        return {token: number for number, token in enumerate(self.tokenizer.tokens)}
+
+    def top_tokens(self, texts: Sequence[MaskedText], k: int, targets: Sequence[int] = ()) -> list[NDArray[np.float32]]:
         """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
-        batches sorted by length. Tokens of the model that the tokenizer lacks are left out."""
+        batches sorted by length. Tokens of the model that the tokenizer lacks are left out.
+
+        Args:
+            targets: different tokens, the only ones that are returned; none: all. Their probabilities are among all
+                tokens, as in the pipeline of transformers.
+        """
         t = self.tokenizer
         windows = [
             [_example(ids.astype(np.int64), masks, np.zeros_like(masks), t)]
             for text in texts
             for ids, masks in text.windows
         ]
-        shown = min(k, t.vocab_size)
+        shown = min(k, len(targets) or t.vocab_size)
 
         def best(batch: Batch) -> Tensor:
-            top = self.model.scores(batch).float().softmax(-1)[:, : t.vocab_size].topk(shown)
-            return torch.stack([top.values, top.indices.float()], 1)
+            probabilities = self.model.scores(batch).float().softmax(-1)[:, : t.vocab_size]
+            if not targets:
+                top = probabilities.topk(shown)
+                return torch.stack([top.values, top.indices.float()], 1)
+            tokens = torch.tensor(targets, device=probabilities.device)
+            top = probabilities[:, tokens].topk(shown)
+            return torch.stack([top.values, tokens[top.indices].float()], 1)
 
         results = iter(compute_each(self.model, best, windows, (2, shown)))
         return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]

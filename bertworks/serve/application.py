@@ -43,9 +43,12 @@ from bertworks.serve.batching import (
     forget_origin,
     grant,
 )
+from bertworks.serve.documentation import documentation
 from bertworks.serve.endpoints import QUERY_COST, Abilities, Steps, call_each, check_tokens
+from bertworks.serve.invocation import INVOCATIONS, invoked_ability
 from bertworks.serve.metrics import ServerMetrics
-from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
+from bertworks.serve.openai_errors import openai_error
+from bertworks.serve.openapi import ENDPOINTS, document, parse, paths_of, read, requests_of
 from bertworks.training.device import THREADS, ServerHeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
@@ -76,7 +79,9 @@ MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which i
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
 Result = TypeVar("Result")
 _LOG = logging.getLogger("bertworks.serve")
-_QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
+MODEL_PATH = "/v1/models/"  # and the name of a model
+READING = ("GET", "HEAD")  # the methods of what is not computed
+_QUIET = ("/health", "/ping", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
 _KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 424: "Backend",
           429: "Overloaded", 500: "Backend", 503: "Unhealthy"}  # fmt: skip  # others: Validation
@@ -100,12 +105,18 @@ class Answer(Response):
         self.raw_headers += HEADERS
 
 
+class UnknownModelError(RequestError):
+    """The server has another model."""
+
+    code = "model_not_found"  # of OpenAI
+
+
 class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all paths but /health and the page. Several: one on each line. "": no token, and only
-            the server's own page may send requests.
+        token: required for all requests but `GET` of `/health`, `/ping` and the files of the page. Several: one
+            on each line. "": no token, and only the server's own page may send requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
     """
@@ -157,18 +168,23 @@ class Application:
         self._requests = requests_of(abilities.info, self._limits)
         server_info = {
             "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
+            "max_batch_requests": None,  # only their tokens are limited
             "max_client_batch_size": self._limits.texts, "auto_truncate": True,
             "tokenization_workers": sum(LANES.values()), "limits": asdict(self._limits),
         }  # fmt: skip
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
         files = (*PAGE.iterdir(), *MAPS.iterdir())
         page = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
-        self._public = {*page, "/health"}
+        self._public = {*page, "/health", "/ping"}
+        description = document(abilities.info, self._requests, token=bool(token))
         self._get: dict[str, Callable[[], Answer]] = {
             "/info": partial(Answer, abilities.info | server_info),
-            "/openapi.json": partial(Answer, document(abilities.info, self._requests, token=bool(token))),
+            "/openapi.json": partial(Answer, description),
             "/v1/models": partial(Answer, {"object": "list", "data": [model]}),
+            MODEL_PATH + abilities.name: partial(Answer, model),
             "/health": self._health,
+            "/ping": self._health,
+            "/docs": partial(Answer, documentation(description), media_type="text/html"),
             "/metrics": lambda: Answer(self._metrics.text(), media_type=CONTENT_TYPE_LATEST),
             **{path: partial(Answer, file.read_bytes(), media_type=TYPES[file.suffix]) for path, file in page.items()},
         }
@@ -234,18 +250,24 @@ class Application:
             _LOG.info("requests", extra={"fields": {"path": path, "status": 429, "count": self._overloaded.pop(path)}})
 
     async def _respond(self, request: Request, path: str) -> Answer:
+        has_failed, code = False, None
         try:
-            client, name = self._check_access(request, path), self._post.get(path)
-            grant(name or path in self._get, 404, "Not Found")
-            allowed = ("POST",) if name else ("GET", "HEAD")
+            client = self._check_access(request, path)
+            allowed = [*(["POST"] if path in self._post else []), *(READING if path in self._get else [])]
+            if not allowed:
+                raise self._not_found(path)
             grant(request.method in allowed, 405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
-            return await self._compute(name, request, client) if name else self._get[path]()
+            if request.method in READING:
+                return self._get[path]()
+            return await self._compute(self._post[path], request, client)
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
             what = error.what
             if error.hint:
                 what += f" ({error.hint})"
             headers = getattr(error, "headers", None)
+            has_failed = not isinstance(error, UsageError | RequestError)
+            code = getattr(error, "code", None)
             forget_origin(error)
         except asyncio.CancelledError:  # the time to finish open requests is over
             status = 503
@@ -256,11 +278,18 @@ class Application:
             status = 500
             what = "an error in bertworks; see the server's log"
             headers = None
-        kind = _KINDS.get(status, "Validation")
-        body: dict[str, Any] = {"error": what, "error_type": kind}
-        if path.startswith("/v1/"):  # as the clients of OpenAI expect it
-            body = {"error": {"message": what, "type": kind, "param": None, "code": None}}
+        if path.startswith("/v1/"):
+            status, body = openai_error(status, what, failed=has_failed, code=code)
+        else:
+            body = {"error": what, "error_type": _KINDS.get(status, "Validation")}
         return Answer(body, status, headers)
+
+    def _not_found(self, path: str) -> RequestError:
+        """The error for an unknown path."""
+        if not path.startswith(MODEL_PATH):
+            return RequestError(404, "Not Found")
+        name = path.removeprefix(MODEL_PATH)
+        return UnknownModelError(404, f"there is no model {name[:100]!r}: this server has {self._abilities.name!r}")
 
     def _check_access(self, request: Request, path: str) -> str:
         """Who sends the request: a token, if there are several, or else an address."""
@@ -279,7 +308,8 @@ class Application:
             matches = [hmac.compare_digest(token, known) for known in self._tokens]
             is_authorized = any(matches) and scheme.lower() == b"bearer"
             what = "expected the header Authorization: Bearer TOKEN"
-            grant(path in self._public or is_authorized, 401, what, headers={"www-authenticate": "Bearer"})
+            is_public = path in self._public and request.method in READING
+            grant(is_public or is_authorized, 401, what, headers={"www-authenticate": "Bearer"})
             return f"token {matches.index(True)}" if is_authorized and len(matches) > 1 else address
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
@@ -291,10 +321,7 @@ class Application:
     async def _compute(self, name: str, request: Request, client: str) -> Answer:
         """The answer of an endpoint. What is too much is refused before the body is read: a cheap refusal leaves more
         time for answers."""
-        if name not in self._requests:
-            info = self._abilities.info
-            offered = ", ".join(info["abilities"])
-            raise BertworksError(f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}")
+        self._check_offered(name)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         grant(kind == "application/json", 415, "expected the header Content-Type: application/json")
         limit, size = self._limits.body_bytes, int(request.headers.get("content-length", 0))
@@ -329,6 +356,14 @@ class Application:
                 # With any patience: to refuse it now would waste what was computed.
                 (step,) = await result_of(self._steps.submit(turn, math.inf))
             return await self._large_answer(step, place, sender) if isinstance(step, AnswerParts) else step
+
+    def _check_offered(self, name: str) -> None:
+        """Raises RequestError if the model lacks an ability."""
+        info = self._abilities.info
+        if name not in info["abilities"]:
+            offered = ", ".join(info["abilities"])
+            what = f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}"
+            raise RequestError(424, what)
 
     def _expected_job(self, name: str, size: int, lane: int) -> InferenceJob | None:
         """What a request will probably compute: its tokens are not known before it is parsed. None: nothing that
@@ -416,7 +451,7 @@ class Application:
         if name == "decode":  # lists of ids take some twenty times the memory of a body: too many are not read
             commas = np.count_nonzero(np.frombuffer(body, np.uint8) == ord(","))
             check_tokens(int(commas) - MAX_SETTINGS, self._limits.tokens)
-        steps = self._abilities.endpoints[name](read(body, self._requests[name]))
+        steps = self._steps_of(name, body)
         job = next(steps)
         tokens = sum(job.costs)
         check_tokens(tokens, self._limits.tokens)
@@ -424,6 +459,14 @@ class Application:
         self._metrics.tokenization.observe(time.perf_counter() - begin)
         self._ratios[name, lane] += (1 - SPEED_MEMORY) * (tokens / len(body) - self._ratios[name, lane])
         return steps, job
+
+    def _steps_of(self, name: str, body: memoryview) -> Steps:
+        """The steps of an endpoint, before the first one. They alone refer to the fields of the request, so that they
+        can free them."""
+        value = parse(body)
+        ability = invoked_ability(value, self._abilities.info) if name == INVOCATIONS else name
+        self._check_offered(ability)
+        return self._abilities.endpoints[ability](read(value, self._requests[ability]))
 
     async def _results(self, job: InferenceJob) -> list[Any]:
         """The results of a job."""

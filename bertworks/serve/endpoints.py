@@ -9,7 +9,7 @@ answer. Parts are work, too: the server makes them in turns, and only if they fi
 """
 
 import base64
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 import bertworks
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer, TooManyTokensError
+from bertworks.checkpoints.model_folder import weights_sha256
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.decoding import NUM_BEST_SPANS, Decoder, sigmoid
+from bertworks.inference.decoding import NUM_BEST_SPANS, Decoder, sigmoid, softmax
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
@@ -48,6 +50,7 @@ from bertworks.serve.answers import (
     to_json,
 )
 from bertworks.serve.batching import InferenceJob, Limits, RequestError, grant
+from bertworks.serve.invocation import INVOCATIONS
 from bertworks.serve.token_tables import TokenIds, read_table
 from bertworks.training.device import PrecisionOption, choose_device
 
@@ -59,6 +62,7 @@ RERANKED_AT_ONCE = 8  # documents that are read with the query in one turn
 TEXTS_AT_ONCE = 64  # texts that are read before the number of their tokens is checked
 CHARACTERS_AT_ONCE = 1 << 16  # that are tokenised together: a request's text may be long, and memory is limited
 PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
+VECTOR_PART = 1 << 18  # bytes of a part of an answer with the vectors of tokens
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
 QUERY_COST = 8  # of a search, in words and tokens of its query: what does not depend on them
 SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
@@ -81,6 +85,19 @@ def _like_inputs(inputs: Any) -> Callable[[Sequence[bytes]], bytes]:
     return joined_list if isinstance(inputs, list) else only_part
 
 
+def _item(value: Any) -> Any:
+    """An item of a request as the predictor reads it: a text, or a tuple of several.
+
+    Args:
+        value: a text, a list of texts, or an object of a pipeline with `text` and `text_pair`.
+    """
+    if isinstance(value, dict):
+        value = list(filter(None, (value["text"], value.get("text_pair"))))
+    if isinstance(value, str):
+        return value
+    return value[0] if len(value) == 1 else tuple(value)
+
+
 def _list_of(inputs: Any) -> list[Any]:
     return inputs if isinstance(inputs, list) else [inputs]
 
@@ -96,12 +113,23 @@ def call_each(units: Sequence[Callable[[], Any]]) -> list[Any]:
     return [work() for work in units]
 
 
+class TextTooLongError(RequestError):
+    """A text is longer than the model reads, and the request does not permit to truncate it."""
+
+    code = "context_length_exceeded"  # of OpenAI
+
+
 def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
     """truncated: number of tokens that do not fit, of each text."""
     number = next((n for n, count in enumerate(truncated) if count), None)
     if request.get("truncate") is False and number is not None:
         what = f"text {number} is {truncated[number]} tokens too long"
-        raise RequestError(413, what, hint='shorten it, or send it with "truncate"')
+        raise TextTooLongError(413, what, hint='shorten it, or send it with "truncate"')
+
+
+def _keeps_end(request: Request) -> bool:
+    """Whether a text that is too long loses its beginning."""
+    return request.get("truncation_direction") == "Left"
 
 
 def check_tokens(tokens: int, limit: int) -> None:
@@ -133,7 +161,12 @@ class PretrainedEndpoints:
             self.info |= {"task": "masked-lm", "max_input_length": self._filler.longest}
         try:
             self._embedder = e = Embedder(model, precision=precision)
-            self.endpoints |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
+            self.endpoints |= {
+                "embed": self.embed,
+                "embed_all": self.embed_all,
+                "similarity": self.similarity,
+                "embeddings": self.embeddings,
+            }
             self.info |= {
                 "max_input_length": e.settings.max_length, "prompts": dict(e.settings.prompts),
                 "dimension": e.dimension, "model_dtype": DTYPES[e.precision],
@@ -159,19 +192,48 @@ class PretrainedEndpoints:
         """
         dimensions = request.get("dimensions") or self._embedder.dimension
         check_answer(len(texts) * dimensions * value_bytes, self._limits.answer_bytes)
+        units, costs, truncated = self._units(texts, request)
+        rows = yield InferenceJob(units, costs, self._embedder.raw)
+        return np.stack(rows), truncated, sum(costs)
+
+    def _units(self, texts: list[str], request: Request) -> tuple[list[ExampleGroup], list[int], list[int]]:
+        """The input of the network for each text, the number of its tokens, and the number of its truncated tokens.
+
+        Raises:
+            RequestError: the texts have too many tokens, or one may not be truncated.
+        """
         prompt = self.info["prompts"].get(request.get("prompt_name"))
         units, truncated, costs = list[ExampleGroup](), list[int](), list[int]()
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some_texts = texts[start : start + TEXTS_AT_ONCE]
             units_of = self._embedder.units if isinstance(texts[0], str) else self._embedder.units_of_ids
-            more_units, more_truncated = units_of(some_texts, prompt)
+            more_units, more_truncated = units_of(some_texts, prompt, keep_end=_keeps_end(request))
             units += more_units
             truncated += more_truncated
             costs += [len(unit[0].input_ids) for unit in more_units]
             check_tokens(sum(costs), self._limits.tokens)  # what is too much is not read to its end
         _refuse_truncated(request, truncated)
-        rows = yield InferenceJob(units, costs, self._embedder.raw)
-        return np.stack(rows), truncated, sum(costs)
+        return units, costs, truncated
+
+    def embed_all(self, request: Request) -> Steps:
+        """The vectors of all tokens of each text, as they leave the network."""
+        units, costs, truncated = self._units(_list_of(request["inputs"]), request)
+        row_bytes = FLOAT32_BYTES * self._embedder.width + 2
+        check_answer(sum(costs) * row_bytes, self._limits.answer_bytes)
+        texts = yield InferenceJob(units, costs, self._embedder.token_vectors)
+        at_once = max(1, VECTOR_PART // row_bytes)
+        makes, sizes, counts = list[Callable[[], Any]](), list[int](), list[int]()
+        for vectors in texts:
+            parts = [vectors[start : start + at_once] for start in range(0, len(vectors), at_once)]
+            counts.append(len(parts))
+            makes += [partial(np.asarray, part) for part in parts]
+            sizes += [row_bytes * len(part) + 2 for part in parts]
+
+        def join(pieces: Sequence[bytes]) -> bytes:
+            remaining = iter(pieces)
+            return joined_list(joined_lists(islice(remaining, count)) for count in counts)
+
+        return AnswerParts(makes, sizes, join, truncated)
 
     def embed(self, request: Request) -> Steps:
         texts = _texts_or_ids(request["inputs"])
@@ -189,9 +251,7 @@ class PretrainedEndpoints:
 
     def similarity(self, request: Request) -> Steps:
         texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
-        # TEI reads these settings from `parameters` here, unlike in other paths.
-        parameters = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
-        raw, truncated, _ = yield from self._vectors(texts, {**request, **parameters}, 0)
+        raw, truncated, _ = yield from self._vectors(texts, request, 0)
         vectors = normalized(raw)
         cosines = (vectors[1:] @ vectors[0]).tolist()
         return AnswerParts([lambda: cosines], [NUMBER_BYTES * len(cosines) + 2], only_part, truncated)
@@ -245,9 +305,13 @@ class PretrainedEndpoints:
         except BertworksError as error:  # a text without a mask
             raise UsageError(error.what, hint=error.hint) from None
         top_k, has_text = request["top_k"], request["return_text"]
+        compute = self._fillings
+        if request.get("targets"):
+            targets = list(dict.fromkeys(map(self._filler.target, request["targets"])))
+            compute = partial(self._filler.top_tokens, k=top_k, targets=targets)
         costs = [sum(query.costs) for query in queries]
         check_answer(self._least_size_of_fillings(queries, request), self._limits.answer_bytes)
-        rows = yield InferenceJob(queries, costs, self._fillings)
+        rows = yield InferenceJob(queries, costs, compute)
         parts: list[tuple[Callable[[], list[Filling]], int]] = []
         counts = list[list[int]]()  # of each text, of each mask: the number of its parts
         for query, top_tokens in zip(queries, rows, strict=True):
@@ -271,10 +335,10 @@ class PretrainedEndpoints:
 
         def join(pieces: Sequence[bytes]) -> bytes:
             remaining = iter(pieces)
-            texts = [
-                joined_list(joined_lists(islice(remaining, count)) for count in counts_of_text)
-                for counts_of_text in counts
-            ]
+            texts = list[bytes]()
+            for counts_of_text in counts:
+                masks = [joined_lists(islice(remaining, count)) for count in counts_of_text]
+                texts.append(masks[0] if len(masks) == 1 else joined_list(masks))
             return _like_inputs(request["inputs"])(texts)
 
         return AnswerParts([make for make, _ in parts], [size + 4 for _, size in parts], join)
@@ -328,6 +392,7 @@ class FinetunedEndpoints:
             "task": c.task,
             "labels": list(c.labels),
             "reads": reads,
+            "entities": c.tag_scheme is not None and endpoint == "ner",
         }
 
     def _logits(
@@ -343,7 +408,8 @@ class FinetunedEndpoints:
         """
         items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
         features, tokens = list[Features](), 0
-        for item_features in map(self._features_of, items):
+        for item in items:
+            item_features = self._features_of(item, keep_end=_keeps_end(request))
             features.append(item_features)
             if at_once is not None and len(features) % at_once == 0:
                 yield InferenceJob()
@@ -364,42 +430,65 @@ class FinetunedEndpoints:
     def _reading(self) -> Featurizer:
         return replace(self._predictor.reading, most_tokens=self._limits.tokens)
 
-    def _features_of(self, item: Item) -> Features:
+    def _features_of(self, item: Item, *, keep_end: bool) -> Features:
         """Raises RequestError if an item has more tokens than a request may have."""
+        reading = replace(self._reading, keep_end=True) if keep_end else self._reading
         try:
-            (features,) = self._reading([item])
+            (features,) = reading([item])
         except TooManyTokensError as error:
             raise RequestError(413, error.what, hint=error.hint) from None
         return features
 
     def _answers(
-        self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any], size: Callable[[Features], int]
+        self,
+        inputs: Any,
+        request: Request,
+        decode: Callable[[Features, Rows], Any],
+        size: Callable[[Features], int],
+        *,
+        nested: bool = False,
     ) -> Steps:
-        """inputs: a list of items, or one item. decode: an item and its logits -> its answer. size: see `_logits`."""
+        """Answer items.
+
+        Args:
+            inputs: a list of items, or one item.
+            decode: an item and its logits -> its answer.
+            size: see `_logits`.
+            nested: whether the answer to one item is in a list, too.
+        """
         pairs = yield from self._logits(_list_of(inputs), request, size)
         return AnswerParts(
             make=[partial(decode, features, logits) for features, logits in pairs],
             sizes=[size(features) for features, _ in pairs],
-            join=_like_inputs(inputs),
+            join=joined_list if nested else _like_inputs(inputs),
             truncated=[features.num_truncated for features, _ in pairs],
         )
 
     def predict(self, request: Request) -> Steps:
-        """In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of lists is a list
-        of items."""
-        inputs = request["inputs"]
-        if isinstance(inputs, list) and isinstance(inputs[0], list):
-            items: Any = [item[0] if len(item) == 1 else item for item in inputs]
-        else:
-            items = tuple(inputs) if isinstance(inputs, list) else inputs
+        """Labels with their scores. Pipelines of transformers send `parameters`, and expect a list of labels for each
+        text, even for a single one; TEI only for a list of items."""
         is_choice, labels_size = self._config.task == "choice", self._labels_size
 
         def size(features: Features) -> int:
             names = features.item.texts[1:] if is_choice else ()
             return labels_size + sum(json_size(name) + LABEL_BYTES for name in names)
 
-        decode = partial(self._label_scores, raw=request["raw_scores"])
-        return self._answers(items, request, decode, size)
+        function = request.get("function_to_apply") or ("none" if request["raw_scores"] else None)
+        decode = partial(self._label_scores, function=function, top_k=request.get("top_k"))
+        nested = request["parameters"] is not None
+        return self._answers(self._predicted(request), request, decode, size, nested=nested)
+
+    def _predicted(self, request: Request) -> Any:
+        """A list of items, or one item, which is no list. In TEI a string is a text, a list is a pair (here also a
+        prompt with its choices), a list of lists is a list of items. In pipelines a list is a list of texts, and an
+        item may be an object."""
+        inputs = request["inputs"]
+        if not isinstance(inputs, list):
+            return _item(inputs)
+        is_pipeline = request["parameters"] is not None and self.info["reads"] in ("text", "text or pair")
+        if is_pipeline or not isinstance(inputs[0], str):
+            return list(map(_item, inputs))
+        return tuple(inputs)
 
     @cached_property
     def _labels_size(self) -> int:
@@ -407,22 +496,34 @@ class FinetunedEndpoints:
         names = self._config.labels or ("LABEL_0",)
         return sum(json_size(name) + LABEL_BYTES for name in names) + 2
 
-    def _label_scores(self, features: Features, logits: Rows, *, raw: bool) -> list[dict[str, Any]]:
+    def _label_scores(
+        self, features: Features, logits: Rows, *, function: str | None, top_k: int | None
+    ) -> list[dict[str, Any]]:
+        """The labels of an item with their scores, the best first.
+
+        Args:
+            function: of the logits that gives the scores; None: that of the task.
+            top_k: the number of labels; None: all.
+        """
         task, answer = self._config.task, self._decode(features, logits)
         if task == "regression":
             return [{"score": answer["value"], "label": "LABEL_0"}]
         is_choice = task == "choice"
         names = features.item.texts[1:] if is_choice else self._config.labels
         scores = answer["scores"] if is_choice else list(answer["scores"].values())
-        if raw:
-            scores = (logits[:, 0] if is_choice else logits[0]).tolist()
+        raw = logits[:, 0] if is_choice else logits[0]
+        if function == "none":
+            scores = raw.tolist()
+        elif function is not None:
+            to_probabilities = {"softmax": softmax, "sigmoid": sigmoid}[function]
+            scores = to_probabilities(raw / self._config.temperature).tolist()
         items = [{"score": score, "label": name} for score, name in zip(scores, names, strict=True)]
         for number, item in enumerate(items):
             if is_choice:
                 item["index"] = number
             if task == "multilabel":
                 item["given"] = item["label"] in answer["labels"]
-        return sorted(items, key=itemgetter("score"), reverse=True)
+        return sorted(items, key=itemgetter("score"), reverse=True)[:top_k]
 
     def relevance(
         self, query: str, texts: Sequence[str], request: Request, at_once: int | None = None
@@ -451,13 +552,18 @@ class FinetunedEndpoints:
 
     def ner(self, request: Request) -> Steps:
         longest = max(map(json_size, self._config.labels), default=0)
+        ignored = frozenset(request.get("ignore_labels", ("O",) if self.info["entities"] else ()))
+        if self.info["entities"] and "O" not in ignored:
+            what = 'ignore_labels: only entities are listed: expected "O" among the labels to ignore'
+            raise UsageError(what, hint='add "O", or leave ignore_labels out')
 
         def size(features: Features) -> int:
             return (ENTITY_BYTES + longest) * len(features.offsets) + json_size(features.item.texts[0]) + 2
 
-        return self._answers(request["inputs"], request, self._entities, size)
+        return self._answers(request["inputs"], request, partial(self._entities, ignored=ignored), size)
 
-    def _entities(self, features: Features, logits: Rows) -> list[dict[str, Any]]:
+    def _entities(self, features: Features, logits: Rows, *, ignored: Collection[str]) -> list[dict[str, Any]]:
+        """The entities of a text, or its words with their tags. ignored: groups that are left out."""
         answer, text = self._decode(features, logits), features.item.texts[0]
         if self._config.tag_scheme:
             entities = [(e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]]
@@ -467,21 +573,29 @@ class FinetunedEndpoints:
         return [
             {"entity_group": group, "score": score, "start": start, "end": end, "word": text[start:end]}
             for group, score, start, end in entities
+            if group not in ignored
         ]
 
     def qa(self, request: Request) -> Steps:
         k = request["top_k"]
+        config = self._config_of_answers(request)
+        decoder = Decoder(config)
 
-        def decode(features: Features, logits: Rows) -> dict[str, Any]:
-            answer = self._decode(features, logits)
+        def decode(features: Features, logits: Rows) -> Any:
+            answer = decoder(features, logits)
             best = {name: answer[name] for name in ("answer", "score", "start", "end")}
-            others = [{"answer": other.pop("text"), **other} for other in answer["n_best"][:k]]
-            return {**best, "n_best": others} if k > 1 else best
+            candidates = [{"answer": other.pop("text"), **other} for other in answer["n_best"][:k]]
+            if k == 1:
+                return best
+            if request["parameters"] is None:
+                return {**best, "n_best": candidates}
+            # In the list of a pipeline "no answer" is an answer like others.
+            return candidates if best["answer"] else [best, *candidates][:k]
 
         def size(features: Features) -> int:
             """An answer has up to `max_answer` tokens."""
             starts, ends = features.offsets[:, 0], features.offsets[:, 1]
-            last = np.minimum(np.arange(len(ends)) + self._config.max_answer, len(ends)) - 1
+            last = np.minimum(np.arange(len(ends)) + config.max_answer, len(ends)) - 1
             characters = int((ends[last] - starts).max(initial=0))
             longest = min(CHARACTER_BYTES * characters, json_size(features.item.texts[1]))
             return int((min(k, NUM_BEST_SPANS) + 1) * (longest + ANSWER_BYTES))
@@ -489,6 +603,19 @@ class FinetunedEndpoints:
         inputs = request["inputs"]
         questions = [(question["question"], question["context"]) for question in _list_of(inputs)]
         return self._answers(questions if isinstance(inputs, list) else questions[0], request, decode, size)
+
+    def _config_of_answers(self, request: Request) -> TaskConfig:
+        """The task with the settings of a request: `max_answer_len`, and `handle_impossible_answer`, whether a question
+        may have no answer."""
+        config = self._config
+        if "max_answer_len" in request:
+            config = replace(config, max_answer=request["max_answer_len"])
+        match request.get("handle_impossible_answer"):
+            case True if config.threshold is None:
+                config = replace(config, threshold=0.0)  # no answer, if that is better than the best one
+            case False:
+                config = replace(config, threshold=None)
+        return config
 
 
 class Abilities:
@@ -542,11 +669,25 @@ class Abilities:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {
-            "model_id": self.name, "model_sha": None, "model_dtype": "float32", "labels": [], "reads": "text",
-            "prompts": {}, "dimension": None, "index": None, "token_ids": None, "abilities": list(self.endpoints),
+            "model_id": self.name,
+            "served_model_name": self.name,
+            "model_sha": None,
+            "sha": weights_sha256(self._model.within),
+            "docker_label": None,
+            "model_dtype": "float32",
+            "labels": [],
+            "entities": False,
+            "reads": "text",
+            "prompts": {},
+            "dimension": None,
+            "index": None,
+            "token_ids": None,
+            "abilities": [*self.endpoints, INVOCATIONS],
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
-            "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
-        }  # fmt: skip
+            "vocabulary": self.tokenizer.vocab_size,
+            "version": bertworks.__version__,
+            **self.info,
+        }
 
     def search(self, request: Request) -> Steps:
         query, k, language = request["query"], request["k"], self._index.language

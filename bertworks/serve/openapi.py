@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args
+from enum import Enum
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 import bertworks
 from bertworks.serve.batching import Limits, RequestError
+from bertworks.serve.invocation import INVOCATIONS, INVOKED
 
 # Some types depend on the model and are made when the server starts. mypy does not know such types.
 _Annotated: Any = Annotated
@@ -21,14 +23,23 @@ Text = Annotated[str, Meta(min_length=1)]
 _EMPTY_TEXT = "Expected `str` of length >= 1"  # in the words of msgspec
 
 
-def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
-    """The fields of a request, with defaults.
+class TruncationDirection(Enum):
+    """The end of a text from which it is truncated. Clients of TEI write a capital letter, and those of Hugging Face
+    a small one; the OpenAPI document has only the first spelling, because generated code cannot have both."""
 
-    Args:
-        types: alternatives. See `_best_fitting` for whose error is reported.
+    LEFT = "Left"
+    RIGHT = "Right"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "TruncationDirection | None":
+        return next((member for member in cls if member.value.lower() == value), None)
+
+
+def parse(body: bytes | memoryview) -> Any:
+    """The value of a body.
 
     Raises:
-        RequestError: it is not JSON, or of no such type, and where.
+        RequestError: it is not JSON.
     """
     try:
         value = json.loads(str(body, "utf-8"), parse_float=_number, parse_constant=_refuse_constant)
@@ -39,24 +50,40 @@ def read(body: bytes | memoryview, types: Sequence[Type]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
+    return value
+
+
+def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
+    """The fields of a request, with defaults.
+
+    Args:
+        value: of the body.
+        types: alternatives. See `_best_fitting` for whose error is reported.
+
+    Raises:
+        RequestError: it is of no such type, and where.
+    """
     errors = []
     for type_ in types:
         try:
-            return msgspec.structs.asdict(msgspec.convert(value, type_))
+            return _fields(msgspec.convert(value, type_))
         except msgspec.ValidationError as error:
             errors.append(str(error))
     what, _, where = _best_fitting(errors, types).partition(" - at ")
     limit = re.search(r"`array` of length <= (\d+)", what)
     status = 413 if limit and int(limit[1]) > 2 else 422  # three texts are not too large, but no pair
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+        names = ", ".join(_parameters_of(types[0]).__struct_fields__)
+        what = f"{unknown[1]!r:.60} is not known here: expected some of {names or 'no setting'}"
     if what.startswith("Invalid enum value"):
-        type_ = types[0].__annotations__[where.rpartition(".")[2]]
-        what += f": expected one of {', '.join(map(json.dumps, get_args(type_)))}"
+        holder = _parameters_of(types[0]) if where.startswith("parameters.") else types[0]
+        type_ = holder.__annotations__[where.rpartition(".")[2]]
+        what += f": expected one of {', '.join(map(json.dumps, _choices(type_)))}"
     hint = "GET /openapi.json describes all requests"
     if where.startswith("input[") and ("got `int`" in what or "got `array`" in what):
-        hint = (
-            "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with --token-ids"
-        )
+        hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with "
+        hint += "--token-ids"
     elif what == _EMPTY_TEXT:
         what, hint = "the text is empty", "leave empty texts out"
     elif where.rpartition(".")[2] == "prompt_name" and what.startswith("Expected `null`"):
@@ -70,11 +97,43 @@ def _best_fitting(errors: Sequence[str], types: Sequence[Type]) -> str:
     first, *others = [type_.__annotations__ for type_ in types]
     differing = [name for name in first if any(other.get(name) != first[name] for other in others)]
 
-    def fitness(error: str) -> tuple[bool, bool, int]:
+    def fitness(error: str) -> tuple[bool, bool, bool, int]:
+        is_setting = "`$.parameters" in error  # all fields before the settings are right then
         is_shared = not any(f" - at `$.{name}" in error for name in differing)
-        return is_shared and " - at " in error, ", got " not in error, error.count("[")
+        return is_setting, is_shared and " - at " in error, ", got " not in error, error.count("[")
 
     return max(errors, key=fitness)
+
+
+def _fields(request: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a request. The settings in `parameters` count as fields, and take precedence."""
+    fields = _plain_values(request)
+    if isinstance(parameters := fields.get("parameters"), msgspec.Struct):
+        settings = _plain_values(parameters)
+        fields["parameters"] = {name: value for name, value in settings.items() if value is not None}
+        fields |= fields["parameters"]
+    return fields
+
+
+def _plain_values(fields: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a type, with strings in place of enumerated values."""
+    values = msgspec.structs.asdict(fields)
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def _parameters_of(request: Type) -> Type:
+    """The type of the field `parameters` of a type of request."""
+    return next(type_ for type_ in get_args(request.__annotations__["parameters"]) if type_ is not type(None))
+
+
+def _choices(type_: Type) -> list[Any]:
+    """The values of a type that has only some; `null` is left out where it stands for a default."""
+    if isinstance(type_, type) and issubclass(type_, Enum):
+        return [member.value for member in type_]
+    origin: Any = get_origin(type_)
+    if origin is Literal:
+        return list(get_args(type_))
+    return [choice for part in get_args(type_) for choice in _choices(part)]
 
 
 def _number(text: str) -> float:
@@ -97,6 +156,20 @@ def _request(name: str, fields: Mapping[str, Type]) -> Type:
     return msgspec.defstruct(name, items, kw_only=True)
 
 
+def _parameters(name: str, fields: Mapping[str, Type], pipeline: Mapping[str, Type]) -> Type:
+    """The type of `parameters`: settings as the pipelines of transformers read them. A setting that is not known is
+    refused, because the answer would be to another question.
+
+    Args:
+        fields: of the request, of which those with a default can also be in `parameters`.
+        pipeline: the types of settings that can only be there.
+    """
+    settings = {key: field[0] for key, field in fields.items() if isinstance(field, tuple)}
+    settings.update(pipeline)
+    items = [(key, type_ | None, None) for key, type_ in settings.items()]
+    return msgspec.defstruct(name, items, kw_only=True, forbid_unknown_fields=True)
+
+
 def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]]:
     """The types of each ability's requests, for this model: one, or alternatives."""
 
@@ -113,7 +186,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
     yes, no, optional = (bool, True), (bool, False), (str | None, None)
     query = _Annotated[str, Meta(min_length=1, extra_json_schema={"maxLength": limits.query_characters})]
     prompt = (_Literal[(None, *info["prompts"])], None)
-    cut = {"truncate": (bool | None, None), "truncation_direction": (Literal["Right", "right"], "Right")}
+    cut = {"truncate": (bool | None, None), "truncation_direction": (TruncationDirection, TruncationDirection.RIGHT)}
     rerank = no if (info["index"] or {}).get("rerank") else (documented(bool, const=False), False)
     masked = documented(Text, pattern=re.escape(info["mask_token"]))
     item = many(Text, 3) if info["reads"] == "choices" else many(Text, 1, 2)
@@ -124,21 +197,26 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
 
     tokens = tokens_of(info["vocabulary"], 0)
     pair = _object("Pair", source_sentence=Text, sentences=many(Text))
-    parameters = _TypedDict("Parameters", {"prompt_name": prompt[0], **{n: f[0] for n, f in cut.items()}}, total=False)
+    text_pair = _TypedDict("TextPair", {"text": Text, "text_pair": NotRequired[Text | None]})
     question = _object("Question", question=Text, context=Text)
+    predicted = [single, many(item)]
+    if info["reads"] != "choices":
+        predicted = [single | text_pair, many(item), many(text_pair)]
     id_lists = [texts, tokens_of(info["vocabulary"]), many(tokens_of(info["vocabulary"]))]
     input_types: list[Type] = [texts]
     if info["token_ids"] is not None:
         ids_of_input = tokens_of(info["token_ids"]["vocabulary"])
         input_types += [ids_of_input, many(ids_of_input)]
     requests: dict[str, list[dict[str, Type]]] = {  # alternatives, because a union has at most one type of list
-        "embed": [{"inputs": inputs, "normalize": yes, "prompt_name": prompt, "dimensions": size, **cut}
-                  for inputs in id_lists],
-        "similarity": [{"inputs": pair, "prompt_name": prompt, "parameters": (parameters | None, None), **cut}],
+        "embed": [{"inputs": inputs, "normalize": yes, "prompt_name": prompt, "dimensions": size,
+                   "encoding_format": (Literal["float"], "float"), **cut} for inputs in id_lists],
+        "embed_all": [{"inputs": texts, "prompt_name": prompt, **cut}],
+        "similarity": [{"inputs": pair, "prompt_name": prompt, **cut}],
         "embeddings": [{"input": inputs, "model": optional, "dimensions": size, "user": optional,
-                        "encoding_format": (Literal["float", "base64"], "float")} for inputs in input_types],
+                        "encoding_format": (Literal["float", "base64"], "float"), "truncate": (bool | None, None)}
+                       for inputs in input_types],
         "fill": [{"inputs": masked | many(masked), "top_k": (top, 5), "return_text": no}],
-        "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in (single, many(item))],
+        "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in predicted],
         "rerank": [{"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}],
         "ner": [{"inputs": texts}],
         "qa": [{"inputs": question | many(question), "top_k": (top, 1)}],
@@ -149,8 +227,39 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]
         "tokenize": [{"inputs": texts, "add_special_tokens": yes, "prompt_name": prompt}],
         "decode": [{"ids": ids, "skip_special_tokens": yes} for ids in (tokens, many(tokens, 0))],
     }  # fmt: skip
+    pipelines = _pipeline_settings(info, limits)
+    for name in (*INVOKED, "embed_all"):
+        parameters = _parameters(f"{name}_parameters", requests[name][0], pipelines.get(name, {}))
+        for fields in requests[name]:
+            fields["parameters"] = (parameters | None, None)
+        if name == "predict" and info["reads"] in ("text", "text or pair"):
+            # In a pipeline a list is several texts, and no pair as in TEI.
+            requests[name].append({**requests[name][0], "inputs": many(Text), "parameters": parameters})
+    types = {
+        name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])]
+        for name in info["abilities"]
+        if name != INVOCATIONS
+    }
+    types[INVOCATIONS] = [type_ for name in INVOKED for type_ in types.get(name, ())]
+    return types
+
+
+def _pipeline_settings(info: Mapping[str, Any], limits: Limits) -> dict[str, dict[str, Type]]:
+    """The settings of the pipelines of transformers that a model can honour, besides the fields of the requests."""
+    functions = {"regression": ("none",), "choice": ("softmax", "none")}.get(
+        info["task"], ("softmax", "sigmoid", "none")
+    )
+    entities: dict[str, Type] = {"ignore_labels": list[str]}
+    if info["entities"]:  # entities of words have the tag of the first token of each word
+        strategy = "simple" if info["task"] == "spans" else "first"
+        has_outside = Meta(extra_json_schema={"contains": {"const": "O"}})
+        entities = {"aggregation_strategy": _Literal[strategy], "ignore_labels": _Annotated[list[str], has_outside]}
+    longest = max(1, info.get("max_input_length") or 1)
     return {
-        name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])] for name in info["abilities"]
+        "predict": {"top_k": _Annotated[int, Meta(ge=1)], "function_to_apply": _Literal[functions]},
+        "fill": {"targets": _Annotated[_List[Text], Meta(min_length=1, max_length=limits.k)]},
+        "ner": entities,
+        "qa": {"max_answer_len": _Annotated[int, Meta(ge=1, le=longest)], "handle_impossible_answer": bool},
     }
 
 
@@ -159,6 +268,9 @@ _FILLING = _TypedDict(
     "Filling",
     {"score": float, "token": int, "token_str": str, "sequence": NotRequired[str], "text": NotRequired[str]},
 )
+# Of a text with one mask; else a list of them for each mask of a text, or for each text, in which there are such lists
+# for each mask if the text has several.
+_FILLINGS = (_List[_FILLING], _List[_List[_FILLING | _List[_FILLING]]])
 _ENTITIES = _List[_object("Entity", entity_group=str, score=float, word=str, start=int, end=int)]
 _ANSWER = _object("Answer", answer=str, score=float, start=int, end=int)
 _TOKEN = _object("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
@@ -170,34 +282,46 @@ _DOCUMENT = _object("Document", id=str, score=float, cosine=float | None, title=
 _EXPLANATION = _object("Explanation", explained=str, tokens=list[str], words=list[str], spans=list[list[int]])
 ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it does, and the types of its answer
     "embed": ("Vectors of texts", list[list[float]]),
+    "embed_all": ("Vectors of all tokens of texts", list[list[list[float]]]),
     "similarity": ("Cosines between a text and others", list[float]),
     "embeddings": ("Vectors of texts, in the format of OpenAI", _EMBEDDINGS),
-    "fill": ("The most probable tokens for every mask", _List[_List[_FILLING]], _List[_List[_List[_FILLING]]]),
+    "fill": ("The most probable tokens for every mask", *_FILLINGS),
     "predict": ("Labels of texts, the best first", _LABELS, _List[_LABELS]),
     "rerank": ("Texts sorted by relevance to a query", _List[_RANK]),
     "ner": ("Entities, or words with their tags", _ENTITIES, _List[_ENTITIES]),
-    "qa": ("Answers to questions, in their contexts", _ANSWER, _List[_ANSWER]),
+    "qa": ("Answers to questions, in their contexts", _ANSWER, _List[_ANSWER], _List[_List[_ANSWER]]),
     "search": ("Documents of the index", _List[_DOCUMENT]),
     "explain": ("How much each token contributes to a prediction", _EXPLANATION),
     "tokenize": ("Tokens of texts", _List[_List[_TOKEN]]),
     "decode": ("Texts of tokens", list[str]),
+    INVOCATIONS: ("What the model is for: one of the other requests",),  # with their answers
 }
+_PATHS: Mapping[str, tuple[str, ...]] = {
+    "embeddings": ("/v1/embeddings", "/embeddings"),
+    INVOCATIONS: ("/", f"/{INVOCATIONS}"),
+}
+_MODEL = _object("Model", id=str, object=str, created=int, owned_by=str)
 _OTHERS: Mapping[str, tuple[str, Type]] = {
     "/info": ("The model, and what this server offers", dict[str, Any]),
     "/health": ("Whether this server answers", _object("Health", status=str)),
-    "/v1/models": ("The model, in the format of OpenAI", _object("Models", object=str, data=list[dict[str, Any]])),
+    "/ping": ("The same as /health", _object("Health", status=str)),
+    "/v1/models": ("The model in a list, in the format of OpenAI", _object("Models", object=str, data=_List[_MODEL])),
+    "/v1/models/{model}": ("The model, in the format of OpenAI", _MODEL),
 }
 _ERROR = _object("Error", error=str, error_type=str)
-_OPENAI_ERROR = _object("OpenAIError", error=_object("Message", message=str, type=str))
+_MESSAGE = _object("Message", message=str, type=str, param=str | None, code=str | None)
+_OPENAI_ERROR = _object("OpenAIError", error=_MESSAGE)
 _REFUSALS = {"401": "no token, or a wrong one", "403": "a foreign page", "503": "stopping"}
 _POST_REFUSALS = {"400": "no JSON", "408": "too slow", "413": "too large", "415": "no JSON by its header",
                   "422": "the request does not match the schema", "424": "the computation failed",
                   "429": "overloaded: try again later"}  # fmt: skip
+_OPENAI_REFUSALS = {"400": "a wrong request, or too large", "408": "too slow", "429": "overloaded: try again later",
+                    "500": "the computation failed"}  # fmt: skip
 
 
 def paths_of(name: str) -> tuple[str, ...]:
     """The paths of an endpoint."""
-    return ("/v1/embeddings", "/embeddings") if name == "embeddings" else (f"/{name}",)
+    return _PATHS.get(name, (f"/{name}",))
 
 
 def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, token: bool) -> dict[str, Any]:
@@ -211,22 +335,31 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
     def operation(path: str, summary: str, *answers: Type, request: Sequence[Type] = ()) -> dict[str, Any]:
-        error = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR
-        refusals = _REFUSALS | _POST_REFUSALS if request else _REFUSALS
+        error, post_refusals = _ERROR, _POST_REFUSALS
+        if path.startswith("/v1/"):
+            error, post_refusals = _OPENAI_ERROR, _OPENAI_REFUSALS
+        refusals = _REFUSALS | post_refusals if request else _REFUSALS
         responses = {code: content(text, error) for code, text in refusals.items()}
         responses = {"200": content("an answer", *answers), **responses}
-        name = path.strip("/").replace("/", "_")
+        name = re.sub(r"[{}]", "", path).strip("/").replace("/", "_") or "root"
         fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
-        if token and path != "/health":
+        if path.endswith("{model}"):
+            schema = {"type": "string", "enum": [info["model_id"]]}
+            fields["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema}]
+            responses["404"] = content("another model", error)
+        if token and path not in ("/health", "/ping"):
             fields["security"] = [{"token": []}]
         if request:
             fields["requestBody"] = {**content("", *request), "required": True}
         return {"post" if request else "get": fields}
 
-    paths = {path: operation(path, *entry) for path, entry in _OTHERS.items()} | {
-        path: operation(path, *ENDPOINTS[name], request=types)
-        for name, types in requests.items() for path in paths_of(name)
-    }  # fmt: skip
+    paths = {path: operation(path, *entry) for path, entry in _OTHERS.items()}
+    for name, types in requests.items():
+        summary, *answers = ENDPOINTS[name]
+        if name == INVOCATIONS:
+            answers = [answer for ability in INVOKED if ability in requests for answer in ENDPOINTS[ability][1:]]
+        for path in paths_of(name):
+            paths[path] = operation(path, summary, *answers, request=types)
     secured = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}
     about = {"title": f"bertworks serve {info['model_id']}", "version": bertworks.__version__}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components, **secured}}

@@ -150,7 +150,8 @@ function item(fields) {
 const abilities = {
   fill: {
     sent: fields => ({ inputs: fields.text.value, top_k: 5 }),
-    show(place, masks, { inputs }) {
+    show(place, answer, { inputs }) {
+      const masks = Array.isArray(answer[0]) ? answer : [answer];  // of a single mask there is only its own list
       const parts = inputs.split(info.mask_token), filled = make("div", place, undefined, "said");
       filled.dir = "auto";
       const words = masks.map(([best]) => best.token_str.trim().replace(/^##/, ""));  // as they are written in a text
