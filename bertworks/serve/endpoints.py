@@ -60,6 +60,7 @@ CHARACTERS_AT_ONCE = 1 << 16  # that are tokenised together: a request's text ma
 PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds of work
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
 QUERY_COST = 8  # of a search, in words and tokens of its query: what does not depend on them
+TRIAL_WORDS = 32  # of a text to measure the speed: each is about a token in any vocabulary
 SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
 # Bytes of the names and numbers in one item of an answer, without its texts, at most.
 FILLING_BYTES, LABEL_BYTES, RANK_BYTES, ENTITY_BYTES, ANSWER_BYTES, TOKEN_BYTES, MATCH_BYTES = (
@@ -148,6 +149,13 @@ class PretrainedEndpoints:
         _refuse_truncated(request, truncated)
         rows = yield InferenceJob(units, costs, self._embedder.raw)
         return np.stack(rows), truncated, sum(costs)
+
+    def trial_job(self, text: str, count: int) -> InferenceJob:
+        """What the network computes for `count` texts."""
+        if "embed" in self.endpoints:
+            return next(self._vectors([text] * count, {}, 0))
+        queries = [self._filler.read(f"{self._filler.tokenizer.special_tokens['mask_token']} {text}")] * count
+        return InferenceJob(queries, [sum(query.costs) for query in queries], self._fillings)
 
     def embed(self, request: Request) -> Steps:
         texts = _list_of(request["inputs"])
@@ -321,6 +329,13 @@ class FinetunedEndpoints:
         logits = [np.concatenate(list(islice(rows, len(part)))) for part in parts]
         return list(zip(features, logits, strict=True))
 
+    def trial_job(self, text: str, count: int) -> InferenceJob:
+        """What the network computes for `count` items, each part of which is `text`."""
+        num_parts = {"choice": 1 + (self._config.num_choices or 2), "qa": 2}.get(self._config.task)
+        num_parts = num_parts or len(self._config.text) or 1
+        item = text if num_parts == 1 else [text] * num_parts
+        return next(self._logits([item] * count, {}, lambda features: 0))
+
     @cached_property
     def _reading(self) -> Featurizer:
         return replace(self._predictor.reading, most_tokens=self._limits.tokens)
@@ -484,7 +499,7 @@ class Abilities:
         self.tokenizer.characters_at_once = CHARACTERS_AT_ONCE
         self.on_cpu = choose_device(device).type == "cpu"
         finetuned = FinetunedEndpoints(self._model, self.limits, precision) if self._model.has_task else None
-        network = finetuned or PretrainedEndpoints(self._model, self.limits, precision)
+        self._network = network = finetuned or PretrainedEndpoints(self._model, self.limits, precision)
         self.endpoints, self.info = network.endpoints, network.info
         if index is not None:
             # A fine-tuned model reranks; the index opens the model that made it.
@@ -505,6 +520,10 @@ class Abilities:
             "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
             "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
         }  # fmt: skip
+
+    def trial_job(self, tokens: int) -> InferenceJob:
+        """About so many tokens for the network, to measure its speed."""
+        return self._network.trial_job("a " * TRIAL_WORDS, max(1, tokens // TRIAL_WORDS))
 
     def search(self, request: Request) -> Steps:
         query, k, language = request["query"], request["k"], self._index.language
