@@ -37,7 +37,7 @@ class Limits:
         batch_tokens: that are computed together.
         requests, total_bytes: that are accepted at the same time, and the bytes of their bodies.
         patience: seconds that a request may wait to be computed. If it would have to wait longer, it is refused.
-        client_tokens: up to so many tokens of a client wait in any case, however slow the network is.
+        client_tokens: of one client, that wait in any case, however slow the network is.
         waiting_tokens: of all clients, that wait or are computed: what was read of a text takes more memory than its
             bytes.
         total_answer_bytes: of answers that are made or wait to be read.
@@ -293,8 +293,8 @@ class _ClientQueue:
         self._later = deque[InferenceJob]()
         self._cost = 0  # of the jobs in turn
 
-    def __bool__(self) -> bool:
-        return bool(self._in_turn)
+    def __len__(self) -> int:
+        return len(self._in_turn) + len(self._later)
 
     @property
     def first(self) -> InferenceJob:

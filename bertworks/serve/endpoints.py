@@ -522,7 +522,7 @@ class Abilities:
         }  # fmt: skip
 
     def trial_job(self, tokens: int) -> InferenceJob:
-        """About so many tokens for the network, to measure its speed."""
+        """A job of about `tokens` tokens for the network, to measure its speed."""
         return self._network.trial_job("a " * TRIAL_WORDS, max(1, tokens // TRIAL_WORDS))
 
     def search(self, request: Request) -> Steps:
