@@ -330,11 +330,13 @@ class FinetunedEndpoints:
         return list(zip(features, logits, strict=True))
 
     def trial_job(self, text: str, count: int) -> InferenceJob:
-        """What the network computes for `count` items, each part of which is `text`."""
+        """What the network computes for about `count` texts: fewer items, if each has several parts (with a choice its
+        prompt is read again)."""
         num_parts = {"choice": 1 + (self._config.num_choices or 2), "qa": 2}.get(self._config.task)
         num_parts = num_parts or len(self._config.text) or 1
         item = text if num_parts == 1 else [text] * num_parts
-        return next(self._logits([item] * count, {}, lambda features: 0))
+        num_items = count if num_parts == 1 else max(1, count // (2 * num_parts))
+        return next(self._logits([item] * num_items, {}, lambda features: 0))
 
     @cached_property
     def _reading(self) -> Featurizer:
