@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -126,6 +127,16 @@ def test_abandoned_requests_leave_nothing_behind(kind: str, servers: dict[str, L
         assert not app._room.places
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_speed_of_each_kind_of_network_is_measured(kind: str, servers: dict[str, Local]):
+    application = servers[kind].application
+    network = application._batchers["network"]
+    network.speed = math.inf
+    application.measure_speed()
+    assert 0 < network.speed < math.inf
+    assert not network.costs
 
 
 # --- answers are work

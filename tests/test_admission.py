@@ -289,7 +289,7 @@ def test_a_small_job_is_in_a_small_batch_beside_another_client():
 
 
 def test_the_queue_of_one_client_refuses_no_other():
-    batcher = Batcher(100, patience=1)  # 100 in a second
+    batcher = Batcher(100, patience=1, speed=100)  # 100 in a second
     held = InferenceJob([0], [100], client="many")
     batcher.reserve(held)
     batcher.reserve(InferenceJob([0], [100], client="many"))
@@ -333,7 +333,7 @@ def test_a_job_is_freed_without_a_collection_of_garbage(is_cancelled: bool) -> N
 @pytest.mark.parametrize("in_order", [True, False])
 def test_the_jobs_of_a_client_are_computed_in_order_or_in_turn(in_order: bool):
     """Answers in turn would all be in memory until the last one is finished."""
-    batcher = Batcher(1, patience=1, in_order=in_order)
+    batcher = Batcher(1, patience=1, turn_cost=0 if in_order else math.inf)
     blocked = threading.Event()
     first = batcher.submit(InferenceJob([0], [1], lambda units: blocked.wait(20) and list(units)))
     computed = list[str]()
@@ -353,8 +353,154 @@ def test_the_jobs_of_a_client_are_computed_in_order_or_in_turn(in_order: bool):
     assert computed.index("c2") < 4  # clients have turns in any case
 
 
+# --- patience ---------------------------------------------------------------------------------------------------------
+
+
+def hold_network(local: Local, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The network computes only after the event."""
+    go_on = threading.Event()
+    logits = local.abilities._network._predictor.logits
+
+    def held(units: Sequence[Any]) -> Any:
+        assert go_on.wait(20)
+        return logits(units)
+
+    monkeypatch.setattr(local.abilities._network._predictor, "logits", held)
+    return go_on
+
+
+def batch_of_texts(words: int = 40) -> bytes:
+    return json.dumps({"inputs": [["cat " * words]] * 32}).encode()
+
+
+@pytest.mark.parametrize("ratio", [0.25, 4.0])
+def test_many_requests_of_one_client_wait_however_slow_the_network_is(
+    ratio: float, local: Local, monkeypatch: pytest.MonkeyPatch
+):
+    """32 requests of 32 texts. ratio: tokens per byte that the server expects of a body; 4 are too many."""
+    application = local.application
+    go_on = hold_network(local, monkeypatch)
+    for name in application._ratios:
+        application._ratios[name] = ratio
+
+    async def go() -> None:
+        application._batchers["network"].speed = 0.01
+        clients = [Client(local, batch_of_texts()).give().start() for _ in range(32)]
+        await until(lambda: application._batchers["network"].costs.total() >= 32 * 32 * 40)
+        go_on.set()
+        assert [await client.status() for client in clients] == [200] * 32
+
+    asyncio.run(go())
+    assert not application._waiting_tokens.places
+
+
+def test_what_would_wait_longer_than_the_patience_is_refused_with_the_seconds(model: Path):
+    async def go(local: Local) -> None:
+        local.application._batchers["network"].speed = 10
+        local.application._batchers["network"].costs["another", SMALL] = 10**4
+        client = Client(local, text(100)).give().start()
+        assert await client.status() == 200  # it has its turn beside another client's
+        network = local.application._batchers["network"]
+        network.speed = 10
+        network.loads["10.0.0.1", SMALL] = 450
+        network.costs["10.0.0.1", SMALL] = 450
+        client = Client(local, text(100)).give().start()
+        assert await client.status() == 429
+        assert 10 <= int(dict(client.sent[0]["headers"])[b"retry-after"]) <= 20
+
+    with Local(model, limits=Limits(client_tokens=32)) as local:
+        asyncio.run(go(local))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.1, "1"), (7.2, "8"), (60, "60"), (1000, "60"), (math.inf, "60")])
+def test_clients_are_told_to_try_again_within_a_minute(seconds: float, expected: str):
+    assert OverloadedError(seconds).headers == {"retry-after": expected}
+
+
+def test_tokens_that_wait_are_limited_and_shared(model: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each request of 32 short texts counts 32 times 64 tokens."""
+    each = 32 * 64
+
+    async def go(local: Local) -> None:
+        go_on = hold_network(local, monkeypatch)
+        admission = local.application._waiting_tokens
+        many = [Client(local, batch_of_texts()).give().start() for _ in range(8)]
+        await until(lambda: sum(client.task.done() for client in many) == 4)
+        other = Client(local, batch_of_texts(), address="10.0.0.2").give().start()
+        await until(lambda: sum(client.task.done() for client in many) == 5)
+        assert admission._free >= 0
+        assert admission._sizes["10.0.0.2"] > 0
+        go_on.set()
+        assert await other.status() == 200
+        assert sorted([await client.status() for client in many]) == [200] * 3 + [429] * 5
+        assert admission._free == 4 * each
+        assert not admission.places
+
+    with Local(model, limits=Limits(waiting_tokens=4 * each, requests=64)) as local:
+        asyncio.run(go(local))
+
+
+def test_the_results_of_few_large_jobs_are_in_memory():
+    """Jobs of a client that fit into a turn together share it; others follow one by one."""
+    computed, go = list[str](), threading.Event()
+
+    def compute(units: Sequence[str]) -> list[str]:
+        assert go.wait(20)
+        computed.extend(units)
+        return list(units)
+
+    batcher = Batcher(1, patience=1, turn_cost=5)
+    jobs = {name: InferenceJob([name] * 2, [1, 1], compute) for name in "abcd"}
+    first = batcher.submit(InferenceJob(["first"], [1], compute))
+    futures = [batcher.submit(job) for job in jobs.values()]
+    jobs["b"].future.cancel()  # its place in the turn is for the next one
+    go.set()
+    wait([first, *futures], 20)
+    batcher.threads.shutdown()
+    assert computed == ["first", "a", "c", "a", "c", "d", "d"]
+
+
+def test_the_speed_is_unknown_until_a_typical_batch():
+    batcher = Batcher(4096, patience=1)
+    assert batcher.overloaded(InferenceJob([0], [10**9])) is None
+    batcher.submit(InferenceJob([0], [1])).result(10)
+    assert math.isinf(batcher.speed)
+    batcher.submit(InferenceJob([0], [300], lambda units: threading.Event().wait(0.1) or units)).result(10)
+    assert 0 < batcher.speed < 3000
+    batcher.threads.shutdown()
+
+
+def test_the_speed_is_measured_before_the_first_request(local: Local):
+    local.application.measure_speed()
+    network = local.application._batchers["network"]
+    assert 0 < network.speed < math.inf
+    assert not network.costs
+
+
+def test_what_waits_is_refused_when_the_server_stops(local: Local, monkeypatch: pytest.MonkeyPatch):
+    """What is computed is answered."""
+    go_on = hold_network(local, monkeypatch)
+    network = local.application._batchers["network"]
+    long = json.dumps({"inputs": [["cat " * 60]]}).encode()
+
+    async def go() -> None:
+        begun = Client(local, long).give().start()
+        await until(lambda: network.busy)
+        clients = [Client(local, batch_of_texts()).give().start() for _ in range(12)]
+        await until(lambda: network.costs.total() > 12 * 32 * 40)
+        waiting = [place for place in local.application._admission.places if place.job and not place.job.taken]
+        assert len(waiting) >= 9  # a few are in the batches of other threads
+        local.application.end_waiting()
+        ended = clients[-len(waiting) :]
+        assert [await client.status() for client in ended] == [503] * len(waiting)  # at once: nothing is computed yet
+        go_on.set()
+        assert await begun.status() == 200
+
+    asyncio.run(go())
+
+
 def test_small_batches_do_not_slow_the_estimate_down():
-    batcher = Batcher(4096, patience=2)
+    batcher = Batcher(4096, patience=2, speed=2048)
     for _ in range(20):
         batcher.submit(InferenceJob([0], [1], lambda units: threading.Event().wait(0.005) or units)).result(10)
     assert batcher.speed == 2048
@@ -436,6 +582,7 @@ def test_what_would_wait_too_long_is_refused_before_its_body_is_read(
     async def go() -> None:
         lane = local.application._lanes[1 << 18]
         lane.speed = 100_000
+        lane._always_waits = 0
         flood = [Client(local, text(60_000)).start(path) for _ in range(30)]
         await until(lambda: sum(client.reads or client.task.done() for client in flood) == 30)
         read = [client for client in flood if client.reads]
@@ -660,6 +807,7 @@ async def until_empty(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):
     async def go() -> None:
         lane = local.application._lanes[SMALL]
+        lane._always_waits = 0
         lane.loads["another", SMALL] = lane.loads["10.0.0.1", SMALL] = 10**9
         made, wire = connection(local)
         made.data_received(head(100))
@@ -680,6 +828,7 @@ def test_a_refusal_is_written_at_once_and_the_connection_goes_on(local: Local):
 
 def test_what_one_client_sends_is_read_in_turn_with_others(local: Local):
     async def go() -> None:
+        local.application._lanes[SMALL]._always_waits = 0
         for client in ("10.0.0.1", "10.0.0.2"):
             local.application._lanes[SMALL].loads[client, SMALL] = 10**9
         many, (few, wire) = [connection(local) for _ in range(30)], connection(local, "10.0.0.2")
@@ -773,6 +922,7 @@ def test_refusals_share_a_line_of_the_log_and_are_counted(local: Local, monkeypa
 
     async def go() -> None:
         lane = local.application._lanes[SMALL]
+        lane._always_waits = 0
         lane.loads["10.0.0.1", SMALL] = 10**9
         for _ in range(30):
             made, _ = connection(local)

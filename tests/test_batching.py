@@ -160,7 +160,7 @@ def test_what_is_computed_in_another_way_is_another_batch(batcher: Batcher, squa
 
 
 def test_who_would_wait_too_long_is_not_let_in(squares: Squares):
-    batcher = Batcher(4, patience=1)
+    batcher = Batcher(4, patience=1, speed=4)
     futures = [hold(batcher, squares), ask(batcher, squares, *[1] * 4)]
     assert batcher.overloaded(job(squares, 1))
     with pytest.raises(OverloadedError) as raised:
@@ -173,7 +173,7 @@ def test_who_would_wait_too_long_is_not_let_in(squares: Squares):
 
 
 def test_a_large_question_keeps_small_ones_not_out_but_large_ones(squares: Squares):
-    batcher = Batcher(4, patience=1)
+    batcher = Batcher(4, patience=1, speed=4)
     batcher.speed = 6.0
     futures = [hold(batcher, squares), ask(batcher, squares, *[1] * 40), ask(batcher, squares, 2)]
     with pytest.raises(OverloadedError):

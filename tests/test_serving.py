@@ -653,8 +653,10 @@ def test_more_than_can_be_answered_is_refused(models: dict[str, Path]):
 
 
 def test_a_full_queue_reads_no_bodies(models: dict[str, Path]):
-    with Local(models["classification"]) as local:
+    with Local(models["classification"], limits=Limits(client_tokens=0)) as local:
+        local.application._batchers["network"].speed = 1000
         local.application._batchers["network"].loads["127.0.0.1", 1 << 14] = 10**9
+        local.application._batchers["network"].costs["127.0.0.1", 1 << 14] = 10**9
         answer = local.send("POST", "/predict", content=b"no JSON at all", headers=JSON)
         assert (answer.status_code, answer.json()["error_type"]) == (429, "Overloaded")
         assert int(answer.headers["retry-after"]) >= 1

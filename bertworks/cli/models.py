@@ -26,14 +26,15 @@ def serve(
     api_key: str | None = None,
     max_batch_tokens: Annotated[int, console.at_least(1)] = 4096,
     max_concurrent_requests: Annotated[int, console.at_least(1)] = 512,
+    patience: Annotated[float, console.at_least(0)] = 30.0,
     token_ids: Literal["own", "cl100k_base", "o200k_base"] | None = None,
     device: str = "auto",
     precision: console.InferencePrecision = "auto",
 ) -> Iterator[console.Result]:
     """Serve a model over HTTP: a page, and an API for clients of Text Embeddings Inference and OpenAI embeddings.
 
-    GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C finish the requests
-    in flight first.
+    GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C finish what is
+    being computed first, and answer what waits with 503.
 
     Args:
         host: Address to listen on. Addresses other than this machine need a token of 16 characters or more.
@@ -43,6 +44,8 @@ def serve(
             cannot see.
         max_batch_tokens: Tokens per batch.
         max_concurrent_requests: Requests at a time; more are refused. Clients get equal shares.
+        patience: Seconds that a request may wait for the network; if it would have to wait longer, it is refused with
+            429. 32 requests of 32 texts of one client always wait.
         token_ids: What ids of tokens mean that clients send to /v1/embeddings: own: those of this model; cl100k_base,
             o200k_base: those of OpenAI, whose table is read from the cache of tiktoken. Unset: they are refused.
 
@@ -56,7 +59,8 @@ def serve(
     for event in run(
         bw.task_folder(model, task), host=host, port=port, index=index,
         token=api_key or os.environ.get("BERTWORKS_API_KEY", ""), device=device, precision=precision,
-        limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests), token_ids=token_ids,
+        limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests, patience=patience),
+        token_ids=token_ids,
     ):  # fmt: skip
         yield {"kind": event.kind, **event.fields}, event.text
 

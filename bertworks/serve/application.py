@@ -33,6 +33,8 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
 from bertworks.serve.answers import AnswerParts, check_answer, to_json
 from bertworks.serve.batching import (
+    CLIENT_REQUESTS,
+    CLIENT_TEXTS,
     SPEED_MEMORY,
     Admission,
     Batcher,
@@ -70,8 +72,15 @@ ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admi
 PIECES = 16  # of each client, in a turn of the event loop
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
-EXPLAIN_PATIENCE = 5.0
+# Seconds that a request may wait to be parsed, to be searched for, and to be explained: this work is not that of the
+# network, and its clients expect an answer soon.
+PARSE_PATIENCE, SEARCH_PATIENCE, EXPLAIN_PATIENCE = 2.0, 2.0, 5.0
+TEXT_BYTES = 4096  # of each text of the requests that a client may always send
 SEARCH_SPEED = 256.0  # words and tokens of queries per second, until it is measured
+EXPLAIN_SPEED = 0.2  # explanations per second, until it is measured
+LEAST_TEXT = 64  # tokens that the objects of a text in memory correspond to
+TRIAL_TOKENS = (128, 256, 1024, 4096)  # computed to measure the speed; not more once they took TRIAL_SECONDS
+TRIAL_SECONDS = 0.5
 HEAD_SECONDS = 10.0  # to receive the head of a request
 LARGE_BODY = 1 << 16  # bytes: in memory of its own
 READ_BYTES = 1 << 16  # of a connection, at once
@@ -140,26 +149,43 @@ class Application:
             ServerHeapTrimmer(),
             dict[str, int](),
         )  # path -> requests refused and not logged yet
-        patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
+        workers = min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
-            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
+            "network": Batcher(
+                self._limits.batch_tokens,
+                patience=self._limits.patience,
+                always_waits=self._limits.client_tokens,
+                observe=self._observe,
+                workers=workers,
+                turn_cost=self._limits.tokens,
+            ),
             # Each search on its own: together they are not faster, and a small one would wait for all of a batch.
-            "search": Batcher(1, patience=patience, observe=self._observe_memory),
-            "explanation": Batcher(1, patience=EXPLAIN_PATIENCE, observe=self._observe_memory),
-            "short explanation": Batcher(1, patience=EXPLAIN_PATIENCE, observe=self._observe_memory),
+            "search": Batcher(1, patience=SEARCH_PATIENCE, speed=SEARCH_SPEED, observe=self._observe_memory),
+            "explanation": Batcher(1, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED, observe=self._observe_memory),
+            "short explanation": Batcher(
+                1, patience=EXPLAIN_PATIENCE, speed=EXPLAIN_SPEED, observe=self._observe_memory
+            ),
         }
-        self._batchers["search"].speed = SEARCH_SPEED
+        self._waiting_tokens = Admission(
+            self._limits.requests, self._limits.waiting_tokens, lambda: self._batchers["network"].speed
+        )
         # What an endpoint does between two computations: each on its own, as it may take long.
-        self._steps = Batcher(1, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS)
+        self._steps = Batcher(1, patience=math.inf, observe=self._observe_memory, workers=ANSWER_WORKERS)
         self._answers = Batcher(
-            ANSWER_BATCH, patience=patience, observe=self._observe_memory, workers=ANSWER_WORKERS, in_order=True
+            ANSWER_BATCH, patience=math.inf, observe=self._observe_memory, workers=ANSWER_WORKERS, turn_cost=0
         )
         self._lanes = {
-            size: Batcher(1, patience=patience, observe=self._observe_memory, workers=workers, rank=1 + number)
+            size: Batcher(
+                1,
+                patience=PARSE_PATIENCE,
+                speed=PARSE_SPEED,
+                always_waits=CLIENT_REQUESTS * (CLIENT_TEXTS * TEXT_BYTES + PARSE_COST),
+                observe=self._observe_memory,
+                workers=workers,
+                rank=1 + number,
+            )
             for number, (size, workers) in enumerate(LANES.items())
         }
-        for lane in self._lanes.values():
-            lane.speed = PARSE_SPEED
         self._metrics.watch("te_request_active", "Requests in the server", partial(len, self._admission.places))
         for name, batcher in self._batchers.items():
             self._metrics.watch(
@@ -189,6 +215,23 @@ class Application:
             **{path: partial(Answer, file.read_bytes(), media_type=TYPES[file.suffix]) for path, file in page.items()},
         }
         self._post = {path: name for name in ENDPOINTS for path in paths_of(name)}
+
+    def measure_speed(self) -> None:
+        """Compute a few batches, so that the first requests are accepted or refused by the real speed of the network.
+        The first batch prepares its memory and threads, and counts only if it takes long."""
+        network = self._batchers["network"]
+        for tokens in TRIAL_TOKENS:
+            job = self._abilities.trial_job(tokens)
+            begin = time.monotonic()
+            network.submit(job, math.inf).result()
+            seconds = time.monotonic() - begin
+            network.speed = sum(job.costs) / seconds
+            if seconds > TRIAL_SECONDS:
+                break
+
+    def end_waiting(self) -> None:
+        """Answer what is waiting with 503, as the server is stopping. What has begun to be computed goes on."""
+        self._admission.end_waiting(RequestError(503, "the server is stopping"))
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
@@ -334,8 +377,11 @@ class Application:
             lane = next(bound for bound in LANES if size < bound)
             sender = (client, lane)
             # Count the request before its body is read. First by what refuses most.
+            tokens: Place | None = None
             if expected := self._expected_job(name, size, lane):
                 expected.client = sender
+                if expected.queue == "network":
+                    tokens = stack.enter_context(self._waiting_tokens.place(client, sum(expected.costs)))
                 stack.callback(self._batchers[expected.queue].reserve(expected).cancel)
             parsing = InferenceJob(costs=[size + PARSE_COST], client=sender)
             stack.callback(self._lanes[lane].reserve(parsing).cancel)
@@ -345,13 +391,21 @@ class Application:
             parsing.units = [partial(self._parse, name, body, lane)]
             parsing.compute = call_each
             body = None
+            if tokens is not None:
+                tokens.task = asyncio.current_task()
+                if tokens.error is not None:
+                    raise tokens.error
+            place.job = parsing
             ((steps, step),) = await result_of(self._lanes[lane].start(parsing))
+            place.job = None
             parsing.units = ()  # the body has been read: its memory is needed for other ones
             if expected:
                 expected.future.cancel()
             while isinstance(step, InferenceJob):
                 step.client = sender
-                results = await self._results(step) if step.units else []
+                if tokens is not None and step.units:
+                    self._waiting_tokens.resize(tokens, sum(max(cost, LEAST_TEXT) for cost in step.costs))
+                results = await self._results(step, place) if step.units else []
                 turn = InferenceJob([partial(self._next_step, steps, results)], [size + PARSE_COST], call_each, sender)
                 # With any patience: to refuse it now would waste what was computed.
                 (step,) = await result_of(self._steps.submit(turn, math.inf))
@@ -373,7 +427,9 @@ class Application:
         if name in ("tokenize", "decode", "explain"):
             return None
         batch_cost = self._batchers["network"].batch_cost
-        batches, rest = divmod(1 + int(size * self._ratios[name, lane]), batch_cost)
+        # At most as many tokens as a request has that a client may always send: a wrong estimate must not refuse it.
+        most = self._limits.client_tokens // CLIENT_REQUESTS
+        batches, rest = divmod(min(1 + int(size * self._ratios[name, lane]), most), batch_cost)
         return InferenceJob(costs=[batch_cost] * batches + [rest])
 
     def _next_step(self, steps: Steps, results: list[Any]) -> InferenceJob | AnswerParts | Answer:
@@ -468,15 +524,19 @@ class Application:
         self._check_offered(ability)
         return self._abilities.endpoints[ability](read(value, self._requests[ability]))
 
-    async def _results(self, job: InferenceJob) -> list[Any]:
-        """The results of a job."""
+    async def _results(self, job: InferenceJob, place: Place) -> list[Any]:
+        """The results of a job of a request."""
         try:
-            return await result_of(self._batchers[job.queue].submit(job, ADMITTED_WAIT))
+            future = self._batchers[job.queue].submit(job, ADMITTED_WAIT)
+            place.job = job
+            return await result_of(future)
         except BertworksError:
             raise
         except Exception as error:
             _LOG.exception("the computation failed")
             raise BertworksError("the computation failed; the server's log says how") from error
+        finally:
+            place.job = None
 
     def _observe(self, units: int, cost: int, seconds: float) -> None:
         """Called after each batch, in the thread that computed it."""

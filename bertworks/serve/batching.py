@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -24,14 +25,23 @@ SMALL_BATCH = 128  # cost of a batch while little waits
 BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
 BATCH_SECONDS = 0.04  # that a batch should take if it is not small: what arrives meanwhile waits for all of it
 EXTRA = 1 / 16  # of a large unit's cost: small units of other clients in its batch, which need not wait for it
-LARGE_WAIT = 4.0  # times the patience that a job larger than a batch may wait for its end
+MAX_RETRY_SECONDS = 60  # in which a refused client may come again: clients ignore more
+CLIENT_REQUESTS, CLIENT_TEXTS, TEXT_TOKENS = 32, 32, 512  # requests of a client that always wait; their texts; tokens
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` with
-    `total_bytes` of bodies are accepted at the same time, and none that would have to wait for more than `patience`
-    seconds; `total_answer_bytes` of answers are made or wait to be read."""
+    """Limits of one request, and of the server.
+
+    Attributes of the server:
+        batch_tokens: that are computed together.
+        requests, total_bytes: that are accepted at the same time, and the bytes of their bodies.
+        patience: seconds that a request may wait to be computed. If it would have to wait longer, it is refused.
+        client_tokens: of one client, that wait in any case, however slow the network is.
+        waiting_tokens: of all clients, that wait or are computed: what was read of a text takes more memory than its
+            bytes.
+        total_answer_bytes: of answers that are made or wait to be read.
+    """
 
     body_bytes: int = 2_000_000
     total_bytes: int = 16_000_000
@@ -44,7 +54,9 @@ class Limits:
     explained_tokens: int = 128
     batch_tokens: int = 4096
     requests: int = 512
-    patience: float = 2.0
+    patience: float = 30.0
+    client_tokens: int = CLIENT_REQUESTS * CLIENT_TEXTS * TEXT_TOKENS
+    waiting_tokens: int = 2 * CLIENT_REQUESTS * CLIENT_TEXTS * TEXT_TOKENS
 
 
 class RequestError(BertworksError):
@@ -70,11 +82,12 @@ def forget_origin(error: BertworksError) -> None:
 
 
 class OverloadedError(RequestError):
-    """More is waiting than can be computed soon. seconds: after which a client may try again."""
+    """More is waiting than can be computed soon. seconds: after which a client may try again, as estimated."""
 
     def __init__(self, seconds: float = 1):
         what = "the server has more requests than it can answer soon"
-        super().__init__(429, what, hint="try again later", headers={"retry-after": f"{max(seconds, 1):.0f}"})
+        retry_after = math.ceil(min(max(seconds, 1), MAX_RETRY_SECONDS))
+        super().__init__(429, what, hint="try again later", headers={"retry-after": str(retry_after)})
 
 
 @dataclass(eq=False)
@@ -97,22 +110,23 @@ _Batch = dict[InferenceJob, list[int]]  # job -> numbers of its units
 
 
 class Batcher:
-    """Computes jobs in threads. A batch takes units from all waiting clients, and from all jobs of a client, in turn
-    (see `in_order`), until it is full: a small job need not wait for a large one, nor a client for another one's many
+    """Computes jobs in threads. A batch takes units from all waiting clients, and from the jobs of a client, in turn
+    (see `turn_cost`), until it is full: a small job need not wait for a large one, nor a client for another one's many
     jobs. All units of a batch have equal `compute`, which several threads may call at the same time. If a batch fails,
     its jobs are computed one by one: only the job that causes the error gets it.
 
     Args:
         batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits, and
             if they would take long.
-        patience: seconds in which a job should be finished. A job that would take longer is refused. The speed is
-            measured with the batches.
+        patience: seconds that a job may wait. A job that would have to wait longer is refused.
+        speed: cost per second, until it is measured with the batches. Infinite: unknown; nothing is refused yet.
+        always_waits: cost of the jobs of one client that are accepted however long they have to wait.
         observe: called with units, cost and seconds of each batch, in the thread that computed it.
         workers: number of threads, each with its own batch. The batches that are computed at the same time share the
             threads of torch.
         rank: the higher, the lower the priority of the threads; 0: as the others of the process.
-        in_order: the jobs of a client are computed one after another, not in turn, so that the results of few of them
-            are in memory.
+        turn_cost: cost of the first jobs of a client, which are computed in turn. Its other jobs are begun when one of
+            these is finished, so that the results of few jobs are in memory. 0: one job after another.
 
     Attributes:
         costs: client -> cost of all its jobs that wait or are computed.
@@ -126,17 +140,20 @@ class Batcher:
         batch_cost: int,
         *,
         patience: float,
+        speed: float = math.inf,
+        always_waits: int = 0,
         observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
         workers: int = 1,
         rank: int = 1,
-        in_order: bool = False,
+        turn_cost: float = math.inf,
     ):
-        self._in_order = in_order
+        self._turn_cost = turn_cost
+        self._always_waits = always_waits
         self.batch_cost, self.patience, self.workers, self._observe = batch_cost, patience, workers, observe
-        self.speed = batch_cost / patience  # cost per second; this value until the first batch
+        self.speed = speed
         self.costs, self.loads = Counter[Hashable](), Counter[Hashable]()
         self.busy = dict[int, float]()
-        self._waiting, self._lock = dict[Compute, dict[Hashable, deque[InferenceJob]]](), threading.Lock()
+        self._waiting, self._lock = dict[Compute, dict[Hashable, _ClientQueue]](), threading.Lock()
         # Low priority, or short requests wait until a matrix product is finished.
         self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority, (rank,))
 
@@ -146,10 +163,15 @@ class Batcher:
     def overloaded(self, job: InferenceJob, patience: float = 1.0) -> OverloadedError | None:
         """The error of a job that arrives now, if it would have to wait too long: for all work of its client, and as
         much of each other one. patience: a factor."""
-        cost, limit = sum(job.costs), patience * self.patience
-        seconds = _fair_sum(self.loads, self.loads[job.client] + self._load(job)) / self.speed
-        if cost > self.batch_cost:
-            seconds = max(seconds, _fair_sum(self.costs, self.costs[job.client] + cost) / self.speed / LARGE_WAIT)
+        client, cost = job.client, sum(job.costs)
+        if self.costs[client] + cost <= self._always_waits:
+            return None
+        seconds = _fair_sum(self.loads, self.loads[client] + self._load(job)) / self.speed
+        # A small job has its turn beside the first jobs of its client, a large one ends after all of them.
+        earlier = self.costs[client] + (cost if cost > self.batch_cost else -self._turn_cost)
+        if earlier > 0:
+            seconds = max(seconds, _fair_sum(self.costs, earlier) / self.speed)
+        limit = patience * self.patience
         return OverloadedError(seconds - limit) if seconds > limit else None
 
     def reserve(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
@@ -178,7 +200,10 @@ class Batcher:
                     self.threads.submit(self._work)
             except RuntimeError:  # it is closed
                 raise OverloadedError from None
-            self._waiting.setdefault(job.compute, {}).setdefault(job.client, deque()).append(job)
+            queues = self._waiting.setdefault(job.compute, {})
+            if job.client not in queues:
+                queues[job.client] = _ClientQueue(self._turn_cost)
+            queues[job.client].add(job)
         return job.future
 
     def submit(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
@@ -192,9 +217,10 @@ class Batcher:
             _add(self.loads, job.client, -self._load(job))
             _add(self.costs, job.client, -sum(job.costs[job.taken :]))
             queues = self._waiting.get(job.compute, {})
-            if job in queues.get(job.client, ()):
-                queues[job.client].remove(job)
-                if not queues[job.client]:
+            queue = queues.get(job.client)
+            if queue is not None:
+                queue.remove(job)
+                if not queue:
                     del queues[job.client]
 
     def _work(self) -> None:
@@ -215,7 +241,10 @@ class Batcher:
                 for job, numbers in batch.items():
                     _add(self.costs, job.client, -sum(job.costs[n] for n in numbers))
                 speed = batches * cost / max(seconds, 1e-6)  # of all threads that compute
-                if speed > self.speed or cost >= min(SMALL_BATCH, self.batch_cost):  # smaller batches are slower
+                is_typical = cost >= min(SMALL_BATCH, self.batch_cost)  # smaller batches are slower
+                if math.isinf(self.speed):
+                    self.speed = speed if is_typical else self.speed
+                elif speed > self.speed or is_typical:
                     self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
             for job in batch:
                 with suppress(InvalidStateError):  # another batch has failed, or the client has gone away
@@ -235,27 +264,71 @@ class Batcher:
                 return batch
             queues = self._waiting[compute] = self._waiting.pop(compute)  # now the last in turn
             waiting = _fair_sum(self.loads, min(self.loads[client] for client in queues))
-            first = next(iter(queues.values()))[0]
+            first = next(iter(queues.values())).first
             least = max(SMALL_BATCH, (1 + EXTRA) * first.costs[first.taken])
             usual = min(BATCH_FRACTION * waiting, BATCH_SECONDS * self.speed) / self.workers
             budget = min(self.batch_cost, max(least, usual))
             while queues:
-                client, jobs = next(iter(queues.items()))
-                if batch and jobs[0].costs[jobs[0].taken] > budget:
+                client, queue = next(iter(queues.items()))
+                job = queue.first
+                cost = job.costs[job.taken]
+                if batch and cost > budget:
                     break
-                job = jobs.popleft()
-                del queues[client]
                 batch.setdefault(job, []).append(job.taken)
-                budget -= job.costs[job.taken]
-                job.taken += 1
-                if job.taken < len(job.units):
-                    if self._in_order:
-                        jobs.appendleft(job)
-                    else:
-                        jobs.append(job)
-                if jobs:
-                    queues[client] = jobs  # now the last in turn
+                budget -= cost
+                queue.take()
+                del queues[client]
+                if queue:
+                    queues[client] = queue  # now the last in turn
         return batch
+
+
+class _ClientQueue:
+    """The jobs of a client that wait. The first of them, up to `turn_cost` together and at least one, are computed in
+    turn; each other one follows when one of these is finished."""
+
+    def __init__(self, turn_cost: float):
+        self._turn_cost = turn_cost
+        self._in_turn = deque[InferenceJob]()
+        self._later = deque[InferenceJob]()
+        self._cost = 0  # of the jobs in turn
+
+    def __len__(self) -> int:
+        return len(self._in_turn) + len(self._later)
+
+    @property
+    def first(self) -> InferenceJob:
+        """The job whose unit is next."""
+        return self._in_turn[0]
+
+    def add(self, job: InferenceJob) -> None:
+        self._later.append(job)
+        self._fill()
+
+    def take(self) -> None:
+        """Count the next unit as taken."""
+        job = self._in_turn[0]
+        job.taken += 1
+        if job.taken == len(job.units):
+            self.remove(job)
+        else:
+            self._in_turn.rotate(-1)
+
+    def remove(self, job: InferenceJob) -> None:
+        """Forget a job, if it is still there."""
+        if job in self._in_turn:
+            self._in_turn.remove(job)
+            self._cost -= sum(job.costs)
+        elif job in self._later:
+            self._later.remove(job)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Begin with jobs while there is room in the turn."""
+        while self._later and (not self._in_turn or self._cost + sum(self._later[0].costs) <= self._turn_cost):
+            job = self._later.popleft()
+            self._in_turn.append(job)
+            self._cost += sum(job.costs)
 
 
 class _Release:
@@ -279,7 +352,7 @@ def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
         del totals[client]
 
 
-def _fair_sum(totals: Mapping[Hashable, int], most: int) -> int:
+def _fair_sum(totals: Mapping[Hashable, int], most: float) -> float:
     """The sum of what all clients have, at most `most` of each: computed in turns, before a client has that much."""
     return sum(min(total, most) for total in list(totals.values()))  # other threads change it
 
@@ -303,11 +376,12 @@ def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
 
 @dataclass(eq=False)
 class Place:
-    """A request in the server. size: bytes of its body, as it is counted. task: None before it reads the body;
-    cancelled if there is an error."""
+    """A request in the server. size: bytes of its body (or what else is counted). task: None before it reads the body;
+    cancelled if there is an error. job: in a queue, for which the request waits."""
 
     client: Hashable
     task: Any = None
+    job: InferenceJob | None = None
     size: int = 0
     error: RequestError | None = None
 
@@ -315,10 +389,16 @@ class Place:
 class Admission:
     """The requests in the server, `places`. Each counts with the bytes of its body, and at least with an equal part of
     all bytes, which limits their number. If there is no room left, a client that has less gets the room of the last
-    request of the client that has most; that request is refused."""
+    request of the client that has most; that request is refused. It also counts what else is limited: the bytes of
+    answers, and tokens.
 
-    def __init__(self, requests: int, total_bytes: int):
+    Args:
+        speed: how much becomes free in a second, as estimated.
+    """
+
+    def __init__(self, requests: int, total_bytes: int, speed: Callable[[], float] = lambda: math.inf):
         self._least, self._free = max(1, total_bytes // requests), total_bytes
+        self._speed = speed
         self._sizes, self.places = Counter[Hashable](), dict[Place, None]()
 
     @contextmanager
@@ -341,11 +421,27 @@ class Admission:
     def grow(self, place: Place, size: int) -> None:
         """Count `size` bytes, if that is more than before."""
         while (more := size - place.size) > self._free:
+            error = OverloadedError((more - self._free) / self._speed())
             most = max(self._sizes, key=self._sizes.__getitem__, default=place.client)
             if self._sizes[most] - (more - self._free) < self._sizes[place.client] + more:  # it would have less
-                raise OverloadedError
-            self.end(next(other for other in reversed(self.places) if other.client == most), OverloadedError())
+                raise error
+            self.end(next(other for other in reversed(self.places) if other.client == most), error)
         self._count(place, max(size, place.size))
+
+    def resize(self, place: Place, size: int) -> None:
+        """Count `size`, now that it is known."""
+        if place.error is not None:
+            raise place.error
+        if size > place.size:
+            self.grow(place, size)
+        else:
+            self._count(place, max(size, self._least))
+
+    def end_waiting(self, error: RequestError) -> None:
+        """Answer all requests with an error whose job has not begun."""
+        for place in list(self.places):
+            if place.job is not None and place.job.taken == 0:
+                self.end(place, error)
 
     def end(self, place: Place, error: RequestError) -> None:
         """Answer a request with an error, if it is still there."""
@@ -359,6 +455,7 @@ class Admission:
         self._free += place.size - size
         _add(self._sizes, place.client, size - place.size)
         place.size = size
-        self.places.pop(place, None)
         if size:
             self.places[place] = None
+        else:
+            self.places.pop(place, None)

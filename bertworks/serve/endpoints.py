@@ -65,6 +65,7 @@ PART_TOKENS = 2048  # tokens that a part of an answer spells: some milliseconds 
 VECTOR_PART = 1 << 18  # bytes of a part of an answer with the vectors of tokens
 MAX_MATCHES = 1000  # places of words of a query that are marked in one document
 QUERY_COST = 8  # of a search, in words and tokens of its query: what does not depend on them
+TRIAL_WORDS = 32  # of a text to measure the speed: each is about a token in any vocabulary
 SHORT_EXPLANATION = 32  # tokens: those of shorter texts do not wait for those of longer ones
 # Bytes of the names and numbers in one item of an answer, without its texts, at most.
 FILLING_BYTES, LABEL_BYTES, RANK_BYTES, ENTITY_BYTES, ANSWER_BYTES, TOKEN_BYTES, MATCH_BYTES = (
@@ -234,6 +235,13 @@ class PretrainedEndpoints:
             return joined_list(joined_lists(islice(remaining, count)) for count in counts)
 
         return AnswerParts(makes, sizes, join, truncated)
+
+    def trial_job(self, text: str, count: int) -> InferenceJob:
+        """What the network computes for `count` texts."""
+        if "embed" in self.endpoints:
+            return next(self._vectors([text] * count, {}, 0))
+        queries = [self._filler.read(f"{self._filler.tokenizer.special_tokens['mask_token']} {text}")] * count
+        return InferenceJob(queries, [sum(query.costs) for query in queries], self._fillings)
 
     def embed(self, request: Request) -> Steps:
         texts = _texts_or_ids(request["inputs"])
@@ -425,6 +433,15 @@ class FinetunedEndpoints:
         rows = iter((yield InferenceJob(units, costs, self._predictor.logits)))
         logits = [np.concatenate(list(islice(rows, len(part)))) for part in parts]
         return list(zip(features, logits, strict=True))
+
+    def trial_job(self, text: str, count: int) -> InferenceJob:
+        """What the network computes for about `count` texts: fewer items, if each has several parts (with a choice its
+        prompt is read again)."""
+        num_parts = {"choice": 1 + (self._config.num_choices or 2), "qa": 2}.get(self._config.task)
+        num_parts = num_parts or len(self._config.text) or 1
+        item = text if num_parts == 1 else [text] * num_parts
+        num_items = count if num_parts == 1 else max(1, count // (2 * num_parts))
+        return next(self._logits([item] * num_items, {}, lambda features: 0))
 
     @cached_property
     def _reading(self) -> Featurizer:
@@ -654,6 +671,7 @@ class Abilities:
         self.on_cpu = choose_device(device).type == "cpu"
         finetuned = FinetunedEndpoints(self._model, self.limits, precision) if self._model.has_task else None
         network = finetuned or PretrainedEndpoints(self._model, self.limits, precision, token_ids)
+        self._network = network
         self.endpoints, self.info = network.endpoints, network.info
         if index is not None:
             # A fine-tuned model reranks; the index opens the model that made it.
@@ -688,6 +706,10 @@ class Abilities:
             "version": bertworks.__version__,
             **self.info,
         }
+
+    def trial_job(self, tokens: int) -> InferenceJob:
+        """A job of about `tokens` tokens for the network, to measure its speed."""
+        return self._network.trial_job("a " * TRIAL_WORDS, max(1, tokens // TRIAL_WORDS))
 
     def search(self, request: Request) -> Steps:
         query, k, language = request["query"], request["k"], self._index.language

@@ -88,8 +88,8 @@ def json_log() -> logging.Logger:
 def serve(
     model: str | Path, *, host: str = "127.0.0.1", port: int = 8080, token: str = "", **options: Any
 ) -> Iterator[Event]:
-    """Serve a model until SIGTERM or Ctrl-C. Then accepted requests are answered, and new ones are refused. The first
-    event holds the address, the last reports the end.
+    """Serve a model until SIGTERM or Ctrl-C. Then requests that are being computed are answered, and those that wait
+    and new ones are refused. The first event holds the address, the last reports the end.
 
     Args:
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
@@ -117,7 +117,15 @@ def serve(
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         # Its annotation names only protocols that do not bring their own buffer.
         protocol = cast(type[asyncio.Protocol], ConnectionReader)
-        server, log = uvicorn.Server(uvicorn.Config(application, http=protocol, **_SETTINGS)), json_log()
+
+        class Server(uvicorn.Server):
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                """Called in the event loop, within a tenth of a second after the signal."""
+                application.end_waiting()
+                await super().shutdown(sockets)
+
+        server, log = Server(uvicorn.Config(application, http=protocol, **_SETTINGS)), json_log()
+        application.measure_speed()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every connection is an open file; -1: no limit
         if 0 <= soft < MAX_FILES:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard))
