@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import bertworks
 from bertworks.checkpoints.storage import read_tensors
+from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs.finetune import make_finetune_request
@@ -109,3 +111,41 @@ def test_absurdly_many_trainings(options: dict[str, int], tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"fine-tunings .* expected at most 10,000"):
         plan_trials(request, **options)
     assert len(plan_trials(request, seeds=100, folds=10)) == 1000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pretrain a.txt -o run --processes",
+        "finetune a.csv -o run --processes",
+        "slurm finetune a.csv -o run --nodes",
+        "slurm finetune a.csv -o run --gpus",
+        "slurm finetune a.csv -o run --processes",
+        "slurm finetune a.csv -o run --cpus",
+    ],
+)
+def test_absurdly_many_processes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words.split(), str(10**12)]) == 2
+    assert "Must be <= 65536" in capsys.readouterr().err
+
+
+def test_absurdly_many_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    words = f"pretrain a.txt -o run --processes 1 --nodes 1:{10**12} --rendezvous node1:29500"
+    assert main(words.split()) == 2
+    assert "expected at most 65,536 machines" in capsys.readouterr().err
+
+
+def test_absurdly_many_trainings_of_an_evaluation(tmp_path: Path) -> None:
+    task = tmp_path / "CoLA"
+    task.mkdir()
+    (task / "train.tsv").write_text("a\t1\t\tA sentence.\n")
+    with pytest.raises(UsageError, match="1,000,000,000,000 trainings of each task: expected at most 10,000"):
+        list(bertworks.evaluate_glue(tmp_path, tmp_path / "output", seeds=10**12))
+    with pytest.raises(UsageError, match=r"trainings \(arms times seeds\): expected at most 10,000"):
+        list(bertworks.evaluate_ablation("nsp-sop", ["a.txt"], output=tmp_path / "output", seeds=10**12))
+    with pytest.raises(UsageError, match="times the steps or the time of the ablation: expected less than 1,000,000"):
+        list(bertworks.evaluate_ablation("nsp-sop", ["a.txt"], output=tmp_path / "output", steps=10**12))
+    for option in ("seeds", "epochs"):
+        with pytest.raises(UsageError, match=f"{option} is 1,000,000,000,000: expected at most 10,000"):
+            list(bertworks.evaluate_probe("minilm", tmp_path, **{option: 10**12}))
+    assert not (tmp_path / "output").exists()

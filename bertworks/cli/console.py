@@ -50,6 +50,8 @@ from bertworks.io.remote import published, shown
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
 
+MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a slip of the finger
+
 
 def _values(kind: Any, tokens: Sequence[Token]) -> Any:
     """The values as typed. `main` hides "-" from the parser, which takes it for an option."""
@@ -129,7 +131,7 @@ class Group:
         restarts: The most restarts.
     """
 
-    processes: Annotated[int | None, at_least(1)] = None
+    processes: Annotated[int | None, at_least(1, most=MOST_PROCESSES)] = None
     nodes: str = "1"
     rendezvous: str | None = None
     restarts: Annotated[int, at_least(0)] = 10

@@ -186,10 +186,10 @@ def push(
 
 def slurm(
     *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    nodes: Annotated[int, console.at_least(1)] = 1,
-    gpus: Annotated[int, console.at_least(0)] = 0,
-    processes: Annotated[int | None, console.at_least(1)] = None,
-    cpus: Annotated[int | None, console.at_least(1)] = None,
+    nodes: Annotated[int, console.at_least(1, most=console.MOST_PROCESSES)] = 1,
+    gpus: Annotated[int, console.at_least(0, most=console.MOST_PROCESSES)] = 0,
+    processes: Annotated[int | None, console.at_least(1, most=console.MOST_PROCESSES)] = None,
+    cpus: Annotated[int | None, console.at_least(1, most=console.MOST_PROCESSES)] = None,
     time: str = "1d",
 ) -> console.Result:
     """Print a script for Slurm's sbatch that runs a training, on one machine or several.

@@ -32,6 +32,7 @@ from bertworks.runs.finetune import finetune
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain import pretrain
 from bertworks.runs.run_folder import absolute, open_run
+from bertworks.runs.trials import MAX_TRIALS
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.objectives import num_trained
@@ -39,6 +40,7 @@ from bertworks.training.recipe import Recipe, load_recipe
 
 _FILES = sorted((Path(__file__).parent / "ablations").glob("*.toml"))
 PACKAGED = {path.stem: path.read_text(encoding="utf-8") for path in _FILES}
+MAX_FACTOR = 1_000_000  # of the steps or times of an ablation
 NOT_RESOLVED = "not resolved at this budget"
 _PLACEHOLDER = re.compile(r"\{([\w:/-]+)\}")
 _ENGINE = {"arm", "options", "output", "device", "overwrite", "progress", "seed", "budget"}  # not set in a file
@@ -227,8 +229,13 @@ class _Work:
         recipes = [self.recipe(x) for x in a.arms if x.compared and a.arguments(x) and a.equal != "time"]
         first = recipes[0].train.num_steps if steps and recipes else 1
         factor = (steps / first if steps else 1.0) * (1.0 if scale is None else scale)
-        if seeds < 1 or not 0 < factor < 1e6 or (steps and (scale or a.equal == "time")):
+        if seeds < 1 or factor <= 0 or (steps and (scale or a.equal == "time")):
             raise UsageError("expected 1 seed or more, and a number of steps or a scale above 0, not both")
+        trainings = seeds * len(a.arms)
+        what = f"{trainings:,} trainings (arms times seeds): expected at most {MAX_TRIALS:,}"
+        expect(trainings <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
+        what = f"{factor:,.0f} times the steps or the time of the ablation: expected less than {MAX_FACTOR:,} times"
+        expect(factor < MAX_FACTOR, what, hint="choose a smaller number of --steps or --scale")
         if inputs & {"shards", "corpus"} and not self.sources:
             raise UsageError("this ablation pre-trains on text", hint="name files, folders or globs after its name")
         if self.sources:

@@ -27,7 +27,7 @@ from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.intervals import Interval, resampled
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
-from bertworks.runs.trials import interval_of_trials, plan_trials, run_trials
+from bertworks.runs.trials import MAX_TRIALS, interval_of_trials, plan_trials, run_trials
 
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
 COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")
@@ -159,12 +159,14 @@ def evaluate_glue(
         seed: the first of the `seeds`; None: the recipe's. epochs, learning_rate, batch_size, max_length: the same.
 
     Raises:
-        UsageError: a name that is not a task of GLUE.
+        UsageError: a name that is not a task of GLUE; more than MAX_TRIALS seeds.
         BertworksError: the folder has no task, or lacks a named one.
     """
     options = {k: v for k, v in locals().items() if k not in ("data", "output", "tasks", "seeds", "device")}
     output, tasks, known = local_path(output), names_of(tasks), [task.name for task in GLUE]
     present = {task.name: task for task in find_glue_tasks(data)}
+    what = f"{seeds:,} trainings of each task: expected at most {MAX_TRIALS:,}"
+    expect(seeds <= MAX_TRIALS, what, hint="choose a smaller number of --seeds")
     for name in tasks:
         expect(name in known, f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
         require(name in present, f"the task {name} is not there", data, "name the folder that holds it")

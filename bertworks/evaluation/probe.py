@@ -32,6 +32,7 @@ from bertworks.training.probes import ProbeKind, WordStates, predictions, train_
 
 FIGURES = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root accuracy", "nspr": "NSpr"}
 _KINDS: tuple[ProbeKind, ...] = ("distance", "depth")
+MOST_REPEATS = 10_000  # epochs of a probe, and probes of a layer
 _SMALLER = "--sample 3000 reads fewer sentences, --layers 0,1 keeps fewer layers; TMPDIR names another disk"
 _CHAIN = "linear chain"
 
@@ -78,7 +79,8 @@ def evaluate_probe(
         output: a new folder for `probe.json` and `probe.html`.
 
     Raises:
-        UsageError: no such layer or rank; an exported model, which has only its last layer.
+        UsageError: no such layer or rank; absurdly many seeds or epochs; an exported model, which has only its last
+            layer.
         BertworksError: no such model; no treebank, or a tree that is none; no sentence of 5 to 50 words; a word without
             a token; no room on the disk.
     """
@@ -86,6 +88,8 @@ def evaluate_probe(
         refuse_not_empty(local_path(output).expanduser())
     for name, value, least in (("rank", rank, 0), ("epochs", epochs, 1), ("sample", sample, 0), ("seeds", seeds, 1)):
         expect(value >= least, f"{name} is {value}: expected {least} or more")
+    for name, value in (("epochs", epochs), ("seeds", seeds)):
+        expect(value <= MOST_REPEATS, f"{name} is {value:,}: expected at most {MOST_REPEATS:,}")
     bank = read_treebank(data)
     yield from (Event("note", note) for note in bank.notes)
     source = open_model(model, device)

@@ -30,6 +30,7 @@ ANSWER = 60  # seconds in which the first machine starts
 LAST_CALL = 10  # seconds in which machines may join a group that could start without them
 SAVING = 45  # seconds that processes have to save and end, less than the notice of Slurm
 NOTICE = 60  # seconds before the time limit of a job
+MOST_MACHINES = 65_536
 _OPTIONS = ("--processes", "--nodes", "--rendezvous", "--restarts")
 _ONCE = {  # options for which a group of processes has no use, and what to type
     "--overwrite": "-o ANOTHER-FOLDER, or delete the folder first: each restart would overwrite what is done",
@@ -84,6 +85,7 @@ def _limits(nodes: str, rendezvous: str | None) -> tuple[int, int]:
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     what = f"--nodes {nodes}: expected a number of machines, or the least and the most"
     expect(0 < least <= most, what, hint="--nodes 2, or --nodes 1:2 if one may be lost or come later")
+    expect(most <= MOST_MACHINES, f"--nodes {nodes}: expected at most {MOST_MACHINES:,} machines")
     what = f"--rendezvous {rendezvous}: expected the name of a machine and a free port on it"
     is_place = not rendezvous or re.fullmatch(r"[^\s:]+:\d{1,5}", rendezvous)
     expect(is_place, what, hint="--rendezvous node1:29500")
