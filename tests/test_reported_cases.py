@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from served import Local
 
 from bertworks.cli.main import main
+from bertworks.inference.embed import Embedder
 from bertworks.runs.data_splits import read_data
 
 
@@ -29,9 +31,9 @@ def test_ids_of_another_tokenizer_are_no_text_for_the_server(model: Path, given:
 def test_a_refusal_names_what_is_wrong_with_a_text(model: Path) -> None:
     """An empty text is no id of a token, and a model without prompts expects no null."""
     with Local(model) as local:
-        for path, field in (("/v1/embeddings", "input"), ("/embed", "inputs")):
+        for path, field, status in (("/v1/embeddings", "input", 400), ("/embed", "inputs", 422)):
             answer = local.post(path, {field: ["a film", ""]})
-            assert answer.status_code == 422
+            assert answer.status_code == status
             assert f"{field}[1]: the text is empty" in answer.text
             assert "leave empty texts out" in answer.text
             assert "ids of tokens" not in answer.text
@@ -39,6 +41,19 @@ def test_a_refusal_names_what_is_wrong_with_a_text(model: Path) -> None:
         assert answer.status_code == 422
         assert "prompt_name: this model has no prompts" in answer.text
         assert "null" not in answer.text
+
+
+def test_an_unknown_prompt_is_refused_in_the_words_of_tei(model: Path, tmp_path: Path) -> None:
+    """tei-client reads the names of the prompts from this message."""
+    Embedder(model, device="cpu").save(tmp_path / "vectors")
+    path = tmp_path / "vectors/config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "sad ", "passage": "good "}}))
+    with Local(tmp_path / "vectors") as local:
+        answer = local.post("/tokenize", {"inputs": "hello", "prompt_name": "$NOT_EXISTING_PROMPT_NAME$"})
+    assert answer.status_code == 422
+    names = re.search(r"Available prompts:\s*\[([^\]]*)\]", answer.json()["error"])  # the expression of tei-client
+    assert names is not None
+    assert sorted(names[1].split(", ")) == ['"passage"', '"query"']
 
 
 def test_base64_is_the_same_numbers(model: Path) -> None:

@@ -79,7 +79,13 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
     if what.startswith("Invalid enum value"):
         holder = _parameters_of(types[0]) if where.startswith("parameters.") else types[0]
         type_ = holder.__annotations__[where.rpartition(".")[2]]
-        what += f": expected one of {', '.join(map(json.dumps, _choices(type_)))}"
+        choices = _choices(type_)
+        if where.rpartition(".")[2] == "prompt_name":
+            # tei-client reads the names of the prompts from these words of TEI.
+            names = ", ".join(json.dumps(choice) for choice in choices if choice is not None)
+            what += f". Available prompts: [{names}]"
+        else:
+            what += f": expected one of {', '.join(map(json.dumps, choices))}"
     hint = "GET /openapi.json describes all requests"
     if where.startswith("input[") and ("got `int`" in what or "got `array`" in what):
         hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with "

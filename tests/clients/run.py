@@ -1,10 +1,13 @@
 """Run the tests of other people's programs, each in a virtual environment of its own: `make test-clients`.
 
     python tests/clients/run.py                 # all programs of clients.toml
+    python tests/clients/run.py --quick         # those that continuous integration runs
     python tests/clients/run.py openai          # some of them
 
 It starts a server for each of a few tiny models, makes build/clients/NAME with the packages of clients.toml, and runs
-test_NAME.py in it. An environment is made again when its packages change.
+test_NAME.py in it, and the lines of the table in docs/guides/serve.md for the packages of this environment. While one
+program is tested, the next is installed. An environment is made again when its packages change. Programs are skipped if
+no package registry can be reached.
 """
 
 import argparse
@@ -14,9 +17,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import tomllib
 import venv
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,8 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ENVIRONMENTS = ROOT / "build" / "clients"
 PYTEST = "pytest==9.2.0"
+# What pip says if it cannot connect to a registry, or only to one that is out of order.
+NO_CONNECTION = "after connection broken by"
 # The models of the servers, by name: None is a masked language model, and others have a head of this task.
 MODELS: Mapping[str, dict[str, Any] | None] = {
     "masked": None,
@@ -37,18 +44,29 @@ MODELS: Mapping[str, dict[str, Any] | None] = {
 sys.path.insert(0, str(FOLDER.parent))  # the modules that all tests share
 
 
+class UnreachableRegistryError(Exception):
+    """The packages of a program could not be fetched, because no package registry can be reached."""
+
+
 @contextmanager
 def running_servers(folder: Path) -> Iterator[dict[str, str]]:
     """Start a server for each model, with its files in a folder. Yield their addresses by the names of the models."""
     from fine import write_model
     from served import process, write_head
 
+    for name, head in MODELS.items():
+        if head is None:
+            write_model(folder / name)
+        else:
+            write_head(folder / name, **head)
     with ExitStack() as stack:
-        addresses = {}
-        for name, head in MODELS.items():
-            model = write_model(folder / name) if head is None else write_head(folder / name, **head)
-            _, address = stack.enter_context(process(str(model), OMP_NUM_THREADS="1"))
-            addresses[name] = address.rstrip("/")
+
+        def started(name: str) -> str:
+            _, address = stack.enter_context(process(str(folder / name), "--precision", "fp32", OMP_NUM_THREADS="1"))
+            return address.rstrip("/")
+
+        with ThreadPoolExecutor() as starters:
+            addresses = dict(zip(MODELS, starters.map(started, MODELS)))
         yield addresses
 
 
@@ -57,6 +75,10 @@ def environment(name: str, client: Mapping[str, Any]) -> Path:
 
     Args:
         client: its section of clients.toml.
+
+    Raises:
+        UnreachableRegistryError: the packages cannot be fetched.
+        CalledProcessError: pip refuses them.
     """
     folder = ENVIRONMENTS / name
     stamp = folder / "packages.json"
@@ -64,33 +86,76 @@ def environment(name: str, client: Mapping[str, Any]) -> Path:
     python = folder / "bin" / "python"
     if stamp.exists() and stamp.read_text() == content:
         return python
-    print(f"Installing {', '.join(client['packages'])} into {folder.relative_to(ROOT)} ...", flush=True)
-    venv.create(folder, clear=True, with_pip=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, PYTEST, *client["packages"]], check=True)
+    # The pip that is here installs into the environment, and modules are compiled when they are imported: with a pip of
+    # its own and all modules compiled, an environment takes three times as long.
+    venv.create(folder, clear=True, with_pip=False)
     if client.get("imports_bertworks"):
-        # Packages of the environment come first, then those that bertworks needs.
+        # Packages of the environment come first, then those that bertworks needs. pip installs only what is missing.
         (packages,) = folder.glob("lib/python*/site-packages")
         paths = [str(ROOT), sysconfig.get_path("purelib")]
         (packages / "bertworks.pth").write_text("".join(f"{path}\n" for path in paths))
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--retries", "2"]
+    command = [*pip, "install", "--quiet", "--no-compile", PYTEST, *client["packages"]]
+    installed = subprocess.run(command, capture_output=True, text=True)
+    if installed.returncode != 0:
+        if NO_CONNECTION in installed.stderr:
+            raise UnreachableRegistryError(installed.stderr.strip().splitlines()[-1])
+        sys.stderr.write(installed.stderr)
+        raise subprocess.CalledProcessError(installed.returncode, command)
     stamp.write_text(content)
     return python
 
 
-def run_tests(name: str, client: Mapping[str, Any], addresses: Mapping[str, str]) -> bool:
-    """Run the tests of a program in its environment. Return whether all pass."""
-    file = FOLDER / f"test_{name.replace('-', '_')}.py"
-    python = environment(name, client)
-    command = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", "--rootdir", FOLDER, file]
-    print(f"== {name}", flush=True)
+def run_tests(name: str, client: Mapping[str, Any], python: Path, variables: Mapping[str, str]) -> bool:
+    """Run the tests of a program in its environment. Return whether all pass.
+
+    Args:
+        python: the Python of the environment.
+        variables: of the process, which `conftest.py` reads.
+    """
+    files = [FOLDER / f"test_{name.replace('-', '_')}.py", FOLDER / "test_guide.py"]
+    command = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", "--rootdir", FOLDER, *files]
     # PYTHONPATH would bring the packages of another environment.
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    variables = {
-        "BERTWORKS_SERVERS": json.dumps(dict(addresses)),
+    settings = {
+        "BERTWORKS_PACKAGES": json.dumps(client["packages"]),
         "OMP_NUM_THREADS": "1",
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
     }
-    return subprocess.run(command, env=inherited | variables, cwd=FOLDER).returncode == 0
+    return subprocess.run(command, env=inherited | settings | dict(variables), cwd=FOLDER).returncode == 0
+
+
+def run_all(clients: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Run the tests of all these programs. Return the names of those that fail."""
+    failed = []
+    with ThreadPoolExecutor(max_workers=1) as installer, tempfile.TemporaryDirectory() as folder:
+        environments: dict[str, Future[Path]] = {
+            name: installer.submit(environment, name, client) for name, client in clients.items()
+        }
+        with running_servers(Path(folder)) as addresses:
+            variables = {
+                "BERTWORKS_SERVERS": json.dumps(addresses),
+                "BERTWORKS_MODELS": folder,
+                "BERTWORKS_PYTHON": sys.executable,
+            }
+            for name, client in clients.items():
+                print(f"== {name}: {', '.join(client['packages'])}", flush=True)
+                begin = time.monotonic()
+                try:
+                    python = environments[name].result()
+                except UnreachableRegistryError as error:
+                    print(f"skipped: no package registry can be reached ({error})", flush=True)
+                    continue
+                except subprocess.CalledProcessError:
+                    print("failed: pip cannot install the packages", flush=True)
+                    failed.append(name)
+                    continue
+                installed = time.monotonic()
+                if not run_tests(name, client, python, variables):
+                    failed.append(name)
+                waited, ran = installed - begin, time.monotonic() - installed
+                print(f"{name}: waited {waited:.1f} s for the installation, tested in {ran:.1f} s", flush=True)
+    return failed
 
 
 def main() -> int:
@@ -98,12 +163,17 @@ def main() -> int:
     clients = tomllib.loads((FOLDER / "clients.toml").read_text())
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(clients)}; none: all")
-    names = parser.parse_args().names or list(clients)
-    if unknown := [name for name in names if name not in clients]:
+    parser.add_argument("--quick", action="store_true", help="only those that continuous integration runs")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in clients]:
         parser.error(f"there is no program {unknown[0]!r}: expected some of {', '.join(clients)}")
-    with tempfile.TemporaryDirectory() as folder, running_servers(Path(folder)) as addresses:
-        failed = [name for name in names if not run_tests(name, clients[name], addresses)]
-    print(f"failed: {', '.join(failed)}" if failed else f"all of {len(names)} programs work")
+    names = arguments.names or list(clients)
+    if arguments.quick:
+        names = [name for name in names if clients[name].get("quick")]
+    begin = time.monotonic()
+    failed = run_all({name: clients[name] for name in names})
+    outcome = f"failed: {', '.join(failed)}" if failed else "no program failed"
+    print(f"{outcome}, of {len(names)}, in {time.monotonic() - begin:.0f} s")
     return 1 if failed else 0
 
 

@@ -1,8 +1,12 @@
 """The package tei-client, which reads /info before its first request."""
 
+import json
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from conftest import Starter
 from tei_client import HttpClient
 from tei_client.models import TruncationDirection
 
@@ -38,3 +42,24 @@ def test_tokens_and_info(servers: Mapping[str, str]):
     info = client.info()
     assert info.server_model_id == "masked"
     assert info.max_batch_requests is None
+
+
+def test_names_of_prompts(servers: Mapping[str, str], serve: Starter, models: Path, tmp_path: Path):
+    """The client reads them from the message of an error."""
+    assert HttpClient(servers["masked"]).prompt_names() == []
+    folder = tmp_path / "prompts"
+    shutil.copytree(models / "masked", folder)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    prompts = {"prompts": {"query": "good ", "passage": "sad "}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    with serve(folder) as address:
+        client = HttpClient(address)
+        assert sorted(client.prompt_names()) == ["passage", "query"]
+        assert client.embed("film", prompt_name="query") == client.embed("good film")
