@@ -2462,6 +2462,14 @@ def test_absurdly_many_trainings(shell: Shell, model: Path) -> None:
     shell.works(*command, "--seeds", "2")
 
 
+@says("choose a smaller number of --seeds", "choose a smaller number of --steps or --scale")
+def test_absurdly_many_trainings_of_an_evaluation(shell: Shell) -> None:
+    Path("text.txt").write_text("A sentence.\n" * 40)
+    command = ("evaluate", "ablation", "nsp-sop", "text.txt", "-o", "output")
+    shell.shows(shell.fails(*command, "--seeds", "1000000000000"), "choose a smaller number of --seeds")
+    shell.shows(shell.fails(*command, "--steps", "1000000000000"), "choose a smaller number of --steps or --scale")
+
+
 @says("--positive {}", "leave out --positive")
 def test_the_class_whose_f1_is_reported_by_an_evaluation(shell: Shell) -> None:
     write_head(Path("two"), task="classification", labels=("ham", "junk mail"), text=("text",))

@@ -20,6 +20,7 @@ _Literal: Any = Literal
 _TypedDict: Any = TypedDict
 Type = Any
 Text = Annotated[str, Meta(min_length=1)]
+_NO_IDS = "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with --token-ids"
 _EMPTY_TEXT = "Expected `str` of length >= 1"  # in the words of msgspec
 
 
@@ -88,8 +89,7 @@ def read(value: Any, types: Sequence[Type]) -> dict[str, Any]:
             what += f": expected one of {', '.join(map(json.dumps, choices))}"
     hint = "GET /openapi.json describes all requests"
     if where.startswith("input[") and ("got `int`" in what or "got `array`" in what):
-        hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False; or start the server with "
-        hint += "--token-ids"
+        hint = _NO_IDS
     elif what == _EMPTY_TEXT:
         what, hint = "the text is empty", "leave empty texts out"
     elif where.rpartition(".")[2] == "prompt_name" and what.startswith("Expected `null`"):
