@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_encoder_folders import write_folder
 from test_export import write_encoder, write_head
 
 import bertworks as bw
@@ -56,12 +57,15 @@ def test_eight_bits_and_an_encoder(tmp_path: Path) -> None:
     assert float(np.sum(exact * rounded, axis=1).min()) > 0.9 * float(np.sum(exact * exact, axis=1).min())
 
 
-def test_transformers_js_says_the_same(classifier: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reads", ["the first token", "the mean"])
+def test_transformers_js_says_the_same(reads: str, classifier: Path, tmp_path: Path) -> None:
     """The example of the guide, in node. BERTWORKS_TRANSFORMERS_JS: see CONTRIBUTING.md."""
     packages = Path(os.environ.get("BERTWORKS_TRANSFORMERS_JS", "/nowhere")) / "node_modules"
     node = shutil.which("node")
     if node is None or not (packages / "@huggingface/transformers").exists():
         pytest.skip("BERTWORKS_TRANSFORMERS_JS names no folder with the npm package, or there is no node")
+    if reads == "the mean":
+        classifier = write_folder(tmp_path / "model", classifier)
     list(bw.export(classifier, tmp_path / "models/reviews", subfolder=True))
     (script,) = re.findall(r"```js\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "example.mjs").write_text(script, encoding="utf-8")

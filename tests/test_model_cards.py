@@ -323,11 +323,14 @@ def test_the_card_of_a_frozen_model_does_not_contradict_itself(tmp_path: Path):
     base = write_model(tmp_path / "base")
     bw.finetune(data, model=base, output=tmp_path / "out", method="frozen", validation="split", device="cpu")
     card = (tmp_path / "out/README.md").read_text()
-    assert "transformers has no such network, and refuses this folder." in card
+    assert "refuses this folder, and `AutoModel` opens the encoder" in card
     assert "Its probabilities are" in card
     assert "not calibrated" not in card
     assert "divide the logits" not in card
-    assert snippets(tmp_path / "out") == []
+    (snippet,) = snippets(tmp_path / "out")
+    value, _ = executed(snippet, tmp_path / "out")
+    predictor = bw.Predictor(tmp_path / "out", device="cpu", precision="fp32")
+    assert value == pytest.approx(predictor.predict(["A text"], probabilities=True)[0]["scores"], abs=1e-6)
     shutil.copy(data, tmp_path / "out/new.csv")
     (command,) = commands(tmp_path / "out")
     typed(command, tmp_path / "out")

@@ -20,12 +20,18 @@ from bertworks.errors import BertworksError, require, some_names
 from bertworks.models.config import BERT, LIMITS, EncoderConfig, Head
 
 OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
+# The class in config.json of an encoder with a linear layer on the means of its states. transformers has no such class:
+# AutoModel opens the encoder alone. The layer has the name of the last layer of the family's class for whole texts, so
+# that this class would read it, and its weight has one axis more than there, [1, labels, width], so that this class
+# refuses the file with any number of labels, instead of computing something else with other layers at random.
+VECTOR_CLASS = "BertworksVectorClassifier"
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were
 _NAMES = packaged_table(__file__, "other_names.toml")
 _NOT_KEPT, _OF_LABELS = {*_NAMES["not_kept"]}, {*_NAMES["of_labels"]}
 _CORRECT = "correct the file, or get it again"
 _OTHER_CONFIG = "use the config.json that was saved with these weights"
 _ANY = -1  # a size that the configuration does not determine
+_LAYER_OF_MEANS = "classifier.weight"  # see `VECTOR_CLASS`
 
 
 class _Parameter(NamedTuple):
@@ -64,6 +70,13 @@ def their_names(config: EncoderConfig) -> list[str]:
     return [name for p in _parameters(config, []) if p.component not in ("recurrent", "mix") for name in p.theirs]
 
 
+def layer_of_means(config: EncoderConfig) -> str:
+    """The name of the linear layer in a file of VECTOR_CLASS, which has its weight and its bias."""
+    table = _parameters(config, [], VECTOR_CLASS)
+    (name,) = next(parameter.theirs for parameter in table if parameter.ours == _LAYER_OF_MEANS)
+    return name.removesuffix(".weight")
+
+
 def architecture_of(state: Iterable[str], config: EncoderConfig = BERT) -> str:
     """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning, which need labels."""
     classes = FAMILIES[config.family].pretraining_of(config)
@@ -78,7 +91,7 @@ def to_huggingface(
     Tied copies are left out and the body has a prefix only next to a head, as in their files. Tensors are views.
 
     Args:
-        architecture: their class; None: that of a pre-trained state.
+        architecture: their class, or VECTOR_CLASS; None: that of a pre-trained state.
 
     Raises:
         BertworksError: a name has no place there, a shape does not fit, or a component is incomplete.
@@ -94,6 +107,8 @@ def to_huggingface(
             unused = state.get(UNUSED_POSITIONS, value.new_zeros(parameter.unused_rows, value.shape[1]))
             value = torch.cat([unused, value])
         value = value.t() if parameter.is_transposed else value
+        if architecture == VECTOR_CLASS and parameter.ours == _LAYER_OF_MEANS:
+            value = value[None]
         for name, piece in zip(parameter.theirs, value.chunk(parts)):
             theirs[family.prefix + name if has_head and name.startswith(family.body) else name] = piece
     return theirs
@@ -115,10 +130,14 @@ def from_huggingface(
     family = FAMILIES[config.family]
     theirs = _renamed(state, family, where)
     ours: dict[str, Tensor] = {}
-    for parameter in _present(_parameters(config, theirs), theirs.keys(), lambda p: p.theirs, where):
+    present = _present(_parameters(config, theirs), theirs.keys(), lambda p: p.theirs, where)
+    has_pooler = "pooler" in {parameter.component for parameter in present}
+    for parameter in present:
         pieces = [theirs[name].t() if parameter.is_transposed else theirs[name] for name in parameter.theirs]
         if parameter.unused_rows and pieces[0].dim() == 2:
             ours[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split([parameter.unused_rows])
+        if parameter.ours == _LAYER_OF_MEANS and not has_pooler and pieces[0].dim() == 3 and len(pieces[0]) == 1:
+            pieces[0] = pieces[0][0]  # see `VECTOR_CLASS`
         for name, piece in zip(parameter.theirs, pieces):
             _check_shape(name, piece, parameter.shape, where)
         ours[parameter.ours] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -511,7 +530,8 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
         "L": _ANY, "A": _ANY, "C": hidden if {"pooler"} == component_names(names) & {"pooler", "recurrent"} else _ANY,
     }  # fmt: skip
     for kind, of_class in family.by_class.items():
-        if all(name.replace("*", "weight") in names for row in of_class.values() for name in row[1:]):
+        names_of_class = {name for row in of_class.values() for name in row[1:]}
+        if all(name.replace("*", end) in names for name in names_of_class for end in ("weight", "bias")):
             architecture = architecture or kind
     heads = {head for names in family.pretraining_of(config) for head in names.split()}
     of_heads = {name: row for name, row in family.pretraining_rows.items() if name.split(".")[0] in heads}

@@ -5,6 +5,8 @@
 - `pretraining_card`: the card of a pre-trained model
 - `without_division`: a card of an earlier version without a sentence that is no longer true
 - `with_tokenizer_note`: a card that says how other programs read the tokenizer
+- `encoder_use`: how other programs compute the answers of a model that transformers opens without its last layer
+- `with_encoder_use`: a card of an earlier version that says this
 - `loading_code`: Python code that loads a model, for the card of a converted one
 """
 
@@ -12,7 +14,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from bertworks.checkpoints.hf_mapping import layer_of_means
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import packaged_table
 from bertworks.errors import quoted
 from bertworks.models.config import EncoderConfig
@@ -29,7 +34,8 @@ with `return_token_type_ids: true` for pairs of texts.
 
 # In cards of earlier versions, which left the division by the temperature to other programs.
 _DIVISION = re.compile(r"\nIn transformers, divide the logits by \S+ to get the same probabilities\.")
-_SNIPPETS: dict[str, str] = packaged_table(__file__, "snippets.toml")
+_SNIPPETS: dict[str, Any] = packaged_table(__file__, "snippets.toml")
+REFUSED = "transformers has no such network, and refuses this folder.\n"
 
 
 def fill_template(template: Path, **values: object) -> str:
@@ -112,6 +118,28 @@ def without_division(card: str) -> str:
     """Return the card of a model whose temperature has been put into its weights: without the sentence of earlier
     versions that other programs must divide the logits by the temperature."""
     return _DIVISION.sub("", card)
+
+
+def encoder_use(task: TaskConfig, config: EncoderConfig) -> str:
+    """The section "Use" of a model whose last layer reads means of hidden states: Python code without bertworks.
+
+    Args:
+        task: of vectors that are means.
+        config: of the network.
+    """
+    texts = ["A text"] if task.vectors == "mean" else ["A text", "and another"]
+    code = _SNIPPETS["means"].replace("TEXTS", json.dumps(texts))
+    if config.languages:
+        code += in_language(_SNIPPETS["means_in_a_language"], config).lstrip("\n")
+    code += _SNIPPETS["means_features"][task.vectors].lstrip("\n")
+    code += _SNIPPETS["means_answer"][task.task].lstrip("\n").replace("LAYER", layer_of_means(config))
+    text = fill_template(Path(__file__).with_name("encoder_use.md"))
+    return f"{text}\n{render_code('python', code)}"
+
+
+def with_encoder_use(card: str, task: TaskConfig, config: EncoderConfig) -> str:
+    """Return the card of a model that an earlier version wrote, and of which transformers opens the encoder now."""
+    return card.replace(REFUSED, encoder_use(task, config))
 
 
 def loading_code(config: EncoderConfig, class_name: str, *, in_transformers: bool) -> str:

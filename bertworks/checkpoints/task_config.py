@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from bertworks.checkpoints.families.family import FAMILIES
-from bertworks.checkpoints.hf_mapping import config_from_huggingface, own_type
+from bertworks.checkpoints.hf_mapping import VECTOR_CLASS, config_from_huggingface, own_type
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import AboveZero, Settings, Size, SizeOrZero, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
@@ -97,9 +97,14 @@ class TaskConfig(Settings):
         """
         return self.temperature != 1 and self.task != "regression"
 
+    @property
+    def reads_means(self) -> bool:
+        """Whether the output layer reads means of hidden states. transformers then opens the encoder alone."""
+        return self.vectors != "pooler"
+
     def is_own(self, c: EncoderConfig) -> bool:
         """Whether transformers has no such network, on an encoder of this configuration."""
-        return bool(self.lstm_units) or self.vectors != "pooler" or _pools_last(self.task, c)
+        return bool(self.lstm_units) or self.reads_means or _pools_last(self.task, c)
 
     @property
     def tag_scheme(self) -> TagScheme | None:
@@ -143,9 +148,17 @@ def _pools_last(task: TaskType, c: EncoderConfig) -> bool:
 
 
 def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str, Any]:
-    """The settings of the head in config.json; its own model_type if transformers has no such network."""
+    """The settings of the head in config.json.
+
+    transformers does not have some networks. If it has the encoder, the class is one that transformers does not know;
+    else the model_type is, too, and transformers refuses the folder.
+    """
     task, family = description.task, c.family
-    own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)} if description.is_own(c) else {}
+    own: dict[str, Any] = {}
+    if description.reads_means:
+        own = {"architectures": [VECTOR_CLASS]}
+    elif description.is_own(c):
+        own = {"architectures": [_OWN_CLASS], "model_type": own_type(family)}
     labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
     return {
         "architectures": [FAMILIES[family].tasks[task]],
@@ -155,6 +168,19 @@ def task_settings(description: TaskConfig, c: EncoderConfig = BERT) -> dict[str,
         **(_NUMBER_SETTINGS if task == "regression" else {}),
         **own,
     }
+
+
+def exported_settings(description: TaskConfig, c: EncoderConfig) -> dict[str, Any]:
+    """The settings of the head in config.json of an exported model. Its file computes the logits itself, also those of
+    a linear layer on means: programs that run the file take them for the logits of the usual class.
+
+    A decoder of the BERT family keeps its own class, as everywhere: the usual class would read its first token.
+    """
+    settings = task_settings(description, c)
+    family = FAMILIES[c.family]
+    if description.reads_means and not family.is_decoder(c):
+        settings["architectures"] = [family.tasks[description.task]]
+    return settings
 
 
 def put_temperature_into_weights(state: Mapping[str, Tensor], task: TaskConfig) -> tuple[dict[str, Tensor], TaskConfig]:

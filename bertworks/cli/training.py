@@ -255,8 +255,8 @@ def finetune(
 ) -> Iterable[Event]:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.
 
-    The output folder is a model folder with a report and a list of errors. Hugging Face transformers opens it, except
-    for the methods frozen and cosine. Run the same command again to resume. Ctrl-C saves first.
+    The output folder is a model folder with a report and a list of errors. Hugging Face transformers opens it; with
+    the methods frozen and cosine, only its encoder. Run the same command again to resume. Ctrl-C saves first.
 
     Args:
         data: A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed), or a folder

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.generation_config import GENERATION_FILE
-from bertworks.checkpoints.model_card import fill_template, loading_code, without_division
+from bertworks.checkpoints.model_card import fill_template, loading_code, with_encoder_use, without_division
 from bertworks.checkpoints.model_folder import Model, ModelFolder, check_vocabulary, has_weights, save_model
 from bertworks.checkpoints.pickled_weights import PICKLE_FILES, find_pickle, read_pickled_weights
 from bertworks.checkpoints.resolve import (
@@ -43,6 +43,7 @@ from bertworks.io.atomic_write import (
     write_text,
 )
 from bertworks.io.remote import as_path
+from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _READ = (*NETWORK_FILES, TASK_FILE)  # files that are read, or that repeat what is in those
@@ -196,14 +197,29 @@ def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
         if source.sentence is not None:
             source.sentence.save(temporary, model.config.hidden_size)
         copy_files(source.folder, temporary, source.files)
-        if source.task is not None and source.task.divides_logits and "README.md" in source.files:
-            card = (source.folder / "README.md").read_text(encoding="utf-8")
-            write_text(temporary / "README.md", without_division(card))
+        if source.task is not None and "README.md" in source.files:
+            _update_card(temporary / "README.md", source.task, model.config)
     yield from (Event("note", note) for note in notes)
     parts = sorted(hf_mapping.component_names(model.state))
     count = sum(value.numel() for value in model.state.values())
     text = f"{output}: {source.head['architectures'][0]}, {count:,} parameters ({', '.join(parts)})"
     yield Event("done", text, {"folder": str(output), "parts": parts, "parameters": count, "notes": notes})
+
+
+def _update_card(path: Path, task: TaskConfig, config: EncoderConfig) -> None:
+    """Replace what an earlier version wrote on the card of a fine-tuned model, and what is not true any more.
+
+    Args:
+        task: as in the source.
+    """
+    source_card = path.read_text(encoding="utf-8")
+    card = source_card
+    if task.divides_logits:
+        card = without_division(card)
+    if task.reads_means:
+        card = with_encoder_use(card, task, config)
+    if card != source_card:
+        write_text(path, card)
 
 
 def _require_config(source: ModelFolder) -> None:
@@ -304,8 +320,9 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
 def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:
     """README.md for a source without one."""
     has_own_type = str(head.get("model_type")).startswith(hf_mapping.OWN_TYPE)
-    has_own_type = has_own_type or hf_mapping.is_own_lm_head(model.config, head["architectures"])
-    library = "bertworks" if has_own_type else "transformers"
+    is_own = has_own_type or hf_mapping.is_own_lm_head(model.config, head["architectures"])
+    is_own = is_own or head["architectures"] == [hf_mapping.VECTOR_CLASS]
+    library = "bertworks" if is_own else "transformers"
     remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
     values = {"name": " ".join(name.split()), "source": " ".join(source.split()), "c": model.config}
     kind = head["architectures"][0]

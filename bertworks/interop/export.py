@@ -21,7 +21,12 @@ from bertworks.checkpoints.model_card import fill_template, with_tokenizer_note
 from bertworks.checkpoints.model_folder import EXPORTED, EXPORTED_BELOW, save_settings, weights_sha256
 from bertworks.checkpoints.sentence_transformers import module_files
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig, output_layer, put_temperature_into_weights, task_settings
+from bertworks.checkpoints.task_config import (
+    TaskConfig,
+    exported_settings,
+    output_layer,
+    put_temperature_into_weights,
+)
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, expect, optional_import, require
@@ -279,7 +284,7 @@ def _export(
     config, names = source.model.config, ["encoder."] if is_encoder else ["encoder.", "lm_head."]
     head: dict[str, Any] = {"architectures": [architecture_of(names, config)]}
     if source.task:
-        head = task_settings(source.task, config)
+        head = exported_settings(source.task, config)
         source.task.save(folder)
     max_length = source.task.max_length if source.task else None
     save_settings(folder, config, source.model.tokenizer, head, max_length=max_length)

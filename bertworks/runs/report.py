@@ -6,7 +6,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.model_card import fill_template, in_language, render_cell, render_code, render_table
+from bertworks.checkpoints.model_card import (
+    REFUSED,
+    encoder_use,
+    fill_template,
+    in_language,
+    render_cell,
+    render_code,
+    render_table,
+)
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
 from bertworks.checkpoints.task_config import TaskConfig
@@ -327,8 +335,10 @@ def task_card(
     result, is_own = result or {}, d.is_own(config)
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     texts = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
-    if is_own:
-        use = "transformers has no such network, and refuses this folder.\n"
+    if d.reads_means:
+        use = encoder_use(d, config)
+    elif is_own:
+        use = REFUSED
     elif config.languages:
         texts = texts if len(d.text) != 2 else '"A text", "and another"'
         use = render_code("python", in_language(TASKS[d.task]["usage_in_a_language"], config))

@@ -36,7 +36,8 @@ class Family:
     body: how names of the body begin, without the prefix.
     rows: see above; of the body, and of the heads of fine-tuning.
     pretraining_rows: of the heads of pre-training.
-    by_class: rows that replace others in files of a class; []: they lack this row.
+    by_class: rows that replace others in files of a class; []: they lack this row. A file is of the first class of
+        which it has all names.
     tied: copies of tied parameters that some versions write, and what each must be equal to.
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
