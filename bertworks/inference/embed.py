@@ -241,7 +241,7 @@ class Embedder(ModelUser):
             prompt_name: the name of one of the model's prompts; None: see `prompt_type`.
             prompt: the prefix of each text itself, whatever `prompt_name` is.
             batch_size: has no effect: a batch has a fixed number of tokens, and vectors do not depend on it.
-            show_progress_bar: whether a line shows the progress; None: in notebooks.
+            show_progress_bar: whether a line shows the progress; None: no line.
             output_value: "sentence_embedding" is the only one.
             precision: "float32" is the only one.
             convert_to_numpy: whether the result is an array; else it is a list of tensors.
@@ -278,7 +278,7 @@ class Embedder(ModelUser):
             prompt_type=prompt_type,
         )
         portions = [np.zeros((0, self.dimension), np.float32)]
-        show_progress(self._encoding(texts, prefix, portions), show_progress_bar)
+        show_progress(self._encoding(texts, prefix, portions), bool(show_progress_bar))
         vectors = np.concatenate(portions)
         if truncate_dim is not None:
             vectors = np.ascontiguousarray(vectors[:, :truncate_dim])
