@@ -287,6 +287,8 @@ def test_the_methods_of_mteb_encoders(embedder: Embedder, model: Path, tmp_path:
     with pytest.raises(BertworksError, match="this model cannot predict: it was not fine-tuned"):
         pretrained.predict(TEXTS)
     assert isinstance(classifier, bw.FinetunedModel)
+    with pytest.raises(BertworksError, match="fine-tuned\n  hint: open it with `load`"):
+        bw.LoadedModel(classifier.folder).predict(TEXTS)
     assert len(classifier.predict(TEXTS)) == len(TEXTS)
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         _ = pretrained.no_such_name  # type: ignore[attr-defined]

@@ -79,6 +79,11 @@ class LoadedModel(ModelUser):
             """Explain why a model without a task has no method `predict`. The class does not have the method either:
             mteb takes each object that has one for a cross-encoder, and gives it no texts to encode."""
             if name == "predict":
+                if "predict" in self.can:
+                    what = "a LoadedModel has no method predict, though this model is fine-tuned"
+                    raise MissingMethodError(
+                        what, where=str(self.folder), hint="open it with `load`, not with the class"
+                    )
                 reason = self._missing("predict")
                 raise MissingMethodError(reason.what, where=reason.where, hint=reason.hint)
             return super().__getattr__(name)
