@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from bertworks.inference.predictor import Predictor as Predictor
     from bertworks.interop.convert import convert as convert, import_checkpoint as import_checkpoint
     from bertworks.interop.export import export as export
-    from bertworks.interop.load import LoadedModel as LoadedModel, load as load
+    from bertworks.interop.load import FinetunedModel as FinetunedModel, LoadedModel as LoadedModel, load as load
     from bertworks.interop.push import push as push
     from bertworks.io.remote import published as published
     from bertworks.io.tables import ReadOptions as ReadOptions

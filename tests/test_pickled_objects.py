@@ -101,6 +101,8 @@ def test_every_object_that_holds_a_model(model: Path, tmp_path: Path) -> None:
         (bw.load(model, device="cpu"), lambda loaded: loaded.embed(TEXTS).tolist()),
         (bw.load(model, device="cpu"), lambda loaded: loaded.fill(["a [MASK] film"])),
         (bw.load(pairs, device="cpu"), lambda loaded: loaded.predictor().predict([("a", "b")], probabilities=True)),
+        (bw.load(pairs, device="cpu"), lambda loaded: loaded.predict([("a", "b")])),
+        (bw.load(model, device="cpu").encode, lambda encode: encode(TEXTS).tolist()),
         (Filler(model), lambda filler: filler("a [MASK] film")),
         (TextGenerator(tmp_path / "gpt", device="cpu"), lambda generator: list(generator(["a film"]))),
         (Reranker(pairs, device="cpu"), lambda reranker: reranker("a film", TEXTS).tolist()),
@@ -120,7 +122,7 @@ def test_every_object_that_holds_a_model(model: Path, tmp_path: Path) -> None:
 def test_every_public_class_is_considered() -> None:
     """A new public class that holds a model needs a test above."""
     classes = {name for name in bw.__all__ if isinstance(getattr(bw, name), type)}
-    hold_a_model = {"Embedder", "Index", "LoadedModel", "Predictor"}
+    hold_a_model = {"Embedder", "FinetunedModel", "Index", "LoadedModel", "Predictor"}
     assert hold_a_model <= classes
     assert {name for name in classes if issubclass(getattr(bw, name), reopening.Reopened)} == hold_a_model
 

@@ -39,6 +39,7 @@ ALSO = {  # what single modules may import
     "io.remote": "filelock fsspec",
     "checkpoints.resolve": "huggingface_hub",
     "checkpoints.tensorflow": "google_crc32c",
+    "inference.encode": "mteb numpy torch",
     "inference.engine": "onnxruntime",
     "inference.explain": "jinja2",
     "interop.export": "onnx onnxruntime",

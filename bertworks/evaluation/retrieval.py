@@ -24,6 +24,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, expect, require
 from bertworks.events import Event, no_notes
 from bertworks.inference.embed import Vectors, normalized
+from bertworks.inference.encode import DOCUMENT_PROMPTS
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.remote import as_path
@@ -31,7 +32,7 @@ from bertworks.io.tables import ReadOptions, as_text
 from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.metrics.intervals import wilson_interval
 from bertworks.models.encoder import Encoder, Pooling
-from bertworks.retrieval.index import DOCUMENT_PROMPTS, RERANKED, Index, Ranking
+from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
 from bertworks.text.translations import read_translations
 

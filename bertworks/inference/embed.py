@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
@@ -25,8 +26,15 @@ from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, expect, names_of, quoted, require
-from bertworks.events import Event
+from bertworks.events import Event, show_progress
 from bertworks.inference import predict
+from bertworks.inference.encode import (
+    mteb_model_meta,
+    pairwise_similarity,
+    selected_prompt,
+    similarity_matrix,
+    texts_to_encode,
+)
 from bertworks.inference.engine import (
     LazyModel,
     ModelUser,
@@ -54,7 +62,13 @@ from bertworks.io.tables import (
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
-from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim, fixed_machine
+from bertworks.training.device import (
+    InferencePrecision,
+    PrecisionOption,
+    choose_device,
+    disable_heap_trim,
+    fixed_machine,
+)
 
 Whitening = Literal["none", "center", "whiten"]
 Vectors = NDArray[np.float32]
@@ -197,6 +211,119 @@ class Embedder(ModelUser):
             for num_truncated in truncated_tokens:
                 counts.add(room, num_truncated)  # a truncated text fills the room
         return np.concatenate(vectors), counts
+
+    def encode(
+        self,
+        inputs: str | Iterable[Any],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: str = "sentence_embedding",
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | torch.device | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        task_metadata: Any = None,
+        hf_split: str | None = None,
+        hf_subset: str | None = None,
+        prompt_type: str | None = None,
+    ) -> Any:
+        """Return vectors as `SentenceTransformer.encode` does, for programs that call this method: of one string
+        float32 [dimension], else float32 [texts, dimension]. In Python, `embed` is shorter.
+
+        Args:
+            inputs: one string; a list, a column or a table of texts; or the batches of a DataLoader, as mteb gives
+                them: dicts with a list of texts named "text".
+            prompt_name: the name of one of the model's prompts; None: see `prompt_type`.
+            prompt: the prefix of each text itself, whatever `prompt_name` is.
+            batch_size: has no effect: a batch has a fixed number of tokens, and vectors do not depend on it.
+            show_progress_bar: whether a line shows the progress; None: no line.
+            output_value: "sentence_embedding" is the only one.
+            precision: "float32" is the only one.
+            convert_to_numpy: whether the result is an array; else it is a list of tensors.
+            convert_to_tensor: whether the result is one tensor, whatever `convert_to_numpy` is.
+            device: None, or the device of the model.
+            normalize_embeddings: whether vectors have length 1, also those of a model that does not normalize.
+            truncate_dim: how many of the first numbers of each vector are kept, before it is normalized.
+            task_metadata: the task of mteb: prompts can be named after it, as sentence-transformers has it.
+            hf_split, hf_subset: of mteb; they have no effect.
+            prompt_type: "query" or "document": the prompt with this name (for documents also "passage" or "corpus"),
+                and no prompt if the model has none. None: the default prompt of the model.
+
+        Raises:
+            UsageError: values that are no texts, an unknown prompt, or a value that the argument does not have.
+            TypeError: an unknown argument.
+        """
+        what = f"output_value is {output_value!r:.60}: bertworks has only 'sentence_embedding'"
+        expect(output_value == "sentence_embedding", what, hint="leave output_value out")
+        what = f"precision is {precision!r:.60}: bertworks has only 'float32'"
+        expect(precision == "float32", what, hint="leave precision out")
+        model_device = choose_device(self._source.device)
+        is_same_device = device is None or str(choose_device(str(device))) == str(model_device)
+        what = f"the device is {str(device)!r}, but the model is on {str(model_device)!r}"
+        expect(is_same_device, what, hint="name the device when the model is opened: Embedder(MODEL, device=DEVICE)")
+        expect(batch_size >= 1, f"batch_size is {batch_size!r:.60}: expected 1 or more")
+        expect(truncate_dim is None or truncate_dim >= 1, f"truncate_dim is {truncate_dim!r:.60}: expected 1 or more")
+        is_single = isinstance(inputs, str)
+        texts = texts_to_encode([inputs] if is_single else inputs)
+        prefix = selected_prompt(
+            self.settings,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            task_metadata=task_metadata,
+            prompt_type=prompt_type,
+        )
+        portions = [np.zeros((0, self.dimension), np.float32)]
+        show_progress(self._encoding(texts, prefix, portions), bool(show_progress_bar))
+        vectors = np.concatenate(portions)
+        if truncate_dim is not None:
+            vectors = np.ascontiguousarray(vectors[:, :truncate_dim])
+        if normalize_embeddings:
+            vectors = normalized(vectors)
+        result: Any = vectors
+        if convert_to_tensor:
+            result = torch.from_numpy(vectors).to(model_device)
+        elif not convert_to_numpy:
+            result = list(torch.from_numpy(vectors).to(model_device))
+        return result[0] if is_single else result
+
+    def _encoding(self, texts: Sequence[str], prompt: str, portions: list[Vectors]) -> Iterator[Event]:
+        """Append the vectors of texts to `portions`. Yield the progress."""
+        num_encoded = 0
+        for portion_texts in predict.portions(texts, _num_characters):
+            portions.append(self.portion(portion_texts, prompt)[0])
+            num_encoded += len(portion_texts)
+            yield Event("stage", f"encode: {num_encoded:,} of {len(texts):,} texts")
+        yield Event("done", f"encode: {len(texts):,} texts")
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
+        """Return how similar each of M vectors is to each of N, a tensor [M, N], by the measure in the model's files:
+        cosine, dot, or negative euclidean or manhattan distance. For programs that know sentence-transformers."""
+        return similarity_matrix(self.settings.similarity, embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
+        """Return how similar each of N vectors is to the vector with the same number, a tensor [N]: see
+        `similarity`."""
+        return pairwise_similarity(self.settings.similarity, embeddings1, embeddings2)
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """The description of the model for mteb, a `ModelMeta`. Its revision is a hash of everything that the vectors
+        depend on.
+
+        Raises:
+            BertworksError: mteb is not installed.
+        """
+        vectors_depend_on = {
+            **self.fingerprint,
+            "normalize_option": self.normalize_option,
+            "precision": self.precision,
+        }
+        return mteb_model_meta(self._source.name, self.settings, self.dimension, vectors_depend_on)
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
         """The vectors of texts that fit in memory; and the number of truncated tokens of each."""

@@ -1,9 +1,11 @@
 """One object with all abilities of a model. Each ability is loaded when it is first used."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.resolve import task_folder
@@ -27,9 +29,15 @@ Ability = Literal["embed", "explain", "fill", "generate", "score", "detect", "pr
 _WHY = packaged_table(__file__, "abilities.toml")
 
 
+class MissingMethodError(BertworksError, AttributeError):
+    """The model has no method `predict`, as it has no task. `hasattr` reads an AttributeError as False."""
+
+
 class LoadedModel(ModelUser):
     """A model that `load` opened. Its weights are read when they are first needed. All methods share one copy. A pickle
     holds the path of the model folder and a hash of its files.
+
+    A fine-tuned model is a `FinetunedModel`, which has a method `predict` besides those of this class.
 
     Attributes:
         folder: where it lies.
@@ -37,6 +45,8 @@ class LoadedModel(ModelUser):
         tokenizer: text to token ids and back (`Tokenizer`).
         predictor: `predictor()` is the fine-tuned model as a `Predictor`, with `score` and `predict_proba`.
     """
+
+    predict: Callable[..., list[Answer]]  # only a FinetunedModel has it; see `__getattr__`
 
     def __init__(
         self,
@@ -47,7 +57,7 @@ class LoadedModel(ModelUser):
         language: str = "",
     ):
         source = open_model(model, device, language)
-        self._set_opening(LoadedModel, source, {"precision": precision})
+        self._set_opening(loaded_model, source, {"precision": precision})
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self._embedder = cache(partial(Embedder, source, precision=precision))
         self._filler = cache(partial(Filler, source))
@@ -62,6 +72,21 @@ class LoadedModel(ModelUser):
         c = self.config
         shape = f"{c.num_hidden_layers} layers, hidden size {c.hidden_size}, {c.vocab_size:,} tokens"
         return f"<model {self.folder}: {shape}; can {', '.join(self.can)}>"
+
+    if not TYPE_CHECKING:  # mypy would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Explain why a model without a task has no method `predict`. The class does not have the method either:
+            mteb takes each object that has one for a cross-encoder, and gives it no texts to encode."""
+            if name == "predict":
+                if "predict" in self.can:
+                    what = "a LoadedModel has no method predict, though this model is fine-tuned"
+                    raise MissingMethodError(
+                        what, where=str(self.folder), hint="open it with `load`, not with the class"
+                    )
+                reason = self._missing("predict")
+                raise MissingMethodError(reason.what, where=reason.where, hint=reason.hint)
+            return super().__getattr__(name)
 
     @cached_property
     def can(self) -> tuple[Ability, ...]:
@@ -92,6 +117,34 @@ class LoadedModel(ModelUser):
         """
         self._check("embed")
         return self._embedder().embed(texts, prompt=prompt)
+
+    def encode(self, inputs: str | Iterable[Any], **options: Any) -> Any:
+        """Return vectors for programs that look for this method of sentence-transformers, such as mteb: see
+        `Embedder.encode`, which has the same arguments.
+
+        Raises:
+            UsageError: values that are no texts, an unknown prompt, or a value that an argument does not have.
+            TypeError: an unknown argument.
+            BertworksError: only the model's answers were exported.
+        """
+        self._check("embed")
+        return self._embedder().encode(inputs, **options)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Return how similar each vector is to each other one: see `Embedder.similarity`."""
+        self._check("embed")
+        return self._embedder().similarity(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Return how similar each vector is to the one with the same number: see `Embedder.similarity_pairwise`."""
+        self._check("embed")
+        return self._embedder().similarity_pairwise(embeddings1, embeddings2)
+
+    @property
+    def mteb_model_meta(self) -> Any:
+        """The description of the model for mteb: see `Embedder.mteb_model_meta`."""
+        self._check("embed")
+        return self._embedder().mteb_model_meta
 
     def fill(self, texts: Iterable[str], k: int = 5) -> list[list[list[Filling]]]:
         """For each text, for each of its masks, the k most probable tokens.
@@ -138,16 +191,6 @@ class LoadedModel(ModelUser):
         self._check("detect")
         return list(detect(self._source, texts, precision=self._precision))
 
-    def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
-        """What a fine-tuned model says of each text: see `Predictor.predict`.
-
-        Raises:
-            UsageError: texts of another kind, or more than one answer of a model that gives only one.
-            BertworksError: the model was not fine-tuned.
-        """
-        self._check("predict")
-        return self.predictor().predict(texts, top_k=top_k, probabilities=probabilities)
-
     def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
         """Why the model answers what it answers to one text, or pair: see `bertworks.explain`.
 
@@ -169,12 +212,38 @@ class LoadedModel(ModelUser):
 
     def _check(self, ability: Ability) -> None:
         if ability not in self.can:
-            kind = "exported" if self._source.exported else self.config.direction
-            why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
-            if ability == "score" and "predict" in self.can:
-                instead = "predictor().score(texts, labels) gives the metric of its task"
-            what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
-            raise BertworksError(what, where=str(self.folder), hint=instead)
+            raise self._missing(ability)
+
+    def _missing(self, ability: Ability) -> BertworksError:
+        """Return the error about an ability that this model does not have."""
+        kind = "exported" if self._source.exported else self.config.direction
+        why, instead = (_WHY["any"] | _WHY.get(kind, {}))[ability]
+        if ability == "score" and "predict" in self.can:
+            instead = "predictor().score(texts, labels) gives the metric of its task"
+        what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
+        return BertworksError(what, where=str(self.folder), hint=instead)
+
+
+class FinetunedModel(LoadedModel):
+    """A model with the head of a task that `load` opened.
+
+    Most tasks of mteb refuse an object with a method `predict`, as they take it for a cross-encoder: they need an
+    `Embedder` of the same folder.
+    """
+
+    def predict(self, texts: Data, *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+        """What a fine-tuned model says of each text: see `Predictor.predict`.
+
+        Raises:
+            UsageError: texts of another kind, or more than one answer of a model that gives only one.
+        """
+        return self.predictor().predict(texts, top_k=top_k, probabilities=probabilities)
+
+
+def loaded_model(model: LazyModel, *, precision: PrecisionOption) -> LoadedModel:
+    """Return an open model as an object with the methods that fit it."""
+    kind = FinetunedModel if model.has_task else LoadedModel
+    return kind(model, precision=precision)
 
 
 def load(
@@ -182,7 +251,7 @@ def load(
     language: str = "",
 ) -> LoadedModel:  # fmt: skip
     """A model as one object, for whatever it can do: `fill`, `generate`, `score`, `embed`, `detect`, `predict`,
-    `explain`, `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
+    `explain`, `encode`, `tokenizer`, `config`. `can` lists what it can do; errors name the alternative.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
@@ -196,4 +265,4 @@ def load(
         UsageError: the model has several languages, and none is chosen.
         BertworksError: no such model or task, or files that are damaged or not of a BERT.
     """
-    return LoadedModel(task_folder(model, task), device=device, precision=precision, language=language)
+    return loaded_model(open_model(task_folder(model, task), device, language), precision=precision)

@@ -24,6 +24,7 @@ from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, expect, listed, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Vectors, in_bulk, normalized, reading_note, row_text, text_columns
+from bertworks.inference.encode import DOCUMENT_PROMPTS
 from bertworks.inference.engine import LazyModel, ModelReference, reopened_model
 from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
 from bertworks.inference.reopening import Opening, Reopened
@@ -37,7 +38,6 @@ from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rank
 from bertworks.retrieval.store import MANIFEST, NAMED, Documents, Manifest, Sources, create_index, refuse_documents
 
 Ranking = Literal["hybrid", "dense", "bm25"]
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # names of the prompt before documents
 RERANKED = 50  # minimum number of hits that are reranked
 _MIN_CANDIDATES = 128  # of approximate search
 _MAX_SCORES = 1 << 24  # in memory
