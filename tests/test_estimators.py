@@ -516,6 +516,11 @@ def test_scikit_learns_checks_without_numbers(kind: type) -> None:
     assert not passed & expected.keys()
 
 
+FLOAT32 = {
+    "check_methods_subset_invariance": "it allows a difference of 1e-7; predictions are computed in float32, in batches"
+}
+
+
 class OfNumbers:
     """An estimator that reads numbers: it writes each as a word, so that all checks of scikit-learn can run."""
 
@@ -549,9 +554,10 @@ class EmbedderOfNumbers(OfNumbers, BertEmbedder):
 @pytest.mark.filterwarnings("ignore")  # which the checks provoke
 def test_all_checks_of_scikit_learn_on_numbers_as_words(kind: type, model: Path) -> None:
     options = {"device": "cpu", "precision": "fp32"} if kind is EmbedderOfNumbers else FAST
-    results = check_estimator(kind(model, **options), on_skip=None)
-    # The checks of arrays of other libraries need an environment variable: estimators of texts cannot read such arrays.
-    assert {result["check_name"] for result in results if result["status"] != "passed"} <= {"check_array_api_input"}
+    results = check_estimator(kind(model, **options), expected_failed_checks=FLOAT32, on_skip=None)
+    # The check of arrays of other libraries needs an environment variable.
+    others = {result["check_name"] for result in results if result["status"] != "passed"} - {"check_array_api_input"}
+    assert others <= ({*FLOAT32} if kind is not EmbedderOfNumbers else set())
     assert len(results) > 35
 
 
