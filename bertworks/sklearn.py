@@ -166,7 +166,7 @@ def _width_error(shape: tuple[int, int], number: int, rows: Sequence[TextRow]) -
         what = f"row {number} has {shape[1]} texts, and the rows before it have {len(rows[0])}"
         return InputError(what, hint="give all rows the same number of texts")
     if shape[1] == 0:  # in the words of scikit-learn
-        what = f"0 feature(s) (shape={shape}) while a minimum of 1 is required."
+        what = f"0 feature(s) (shape={shape}) while a minimum of 1 is required: a column of texts"
         return InputError(what, hint="give one column of texts, or two of pairs")
     what = f"the sample has {shape[1]} columns: expected one of texts, or two of pairs of texts"
     return InputError(what, hint="choose the columns, as TABLE[['text']], or with a ColumnTransformer")
@@ -256,8 +256,8 @@ class _FineTunedEstimator(_TextEstimator):
             raise InputError("all texts are empty", hint="give rows with texts")
         if len(numbers) < len(rows):
             empty = [str(number + 1) for number in sorted(set(range(len(rows))) - set(numbers))]
-            listed_rows = first_names(empty, _LISTED_ROWS)
-            message = f"{len(empty):,} rows without text are left out of the training: {listed_rows}"
+            places = first_names(empty, _LISTED_ROWS)
+            message = f"rows without text are left out of the training: {len(empty):,} of {len(rows):,} (rows {places})"
             warnings.warn(message, stacklevel=3)
         return [rows[number] for number in numbers], targets[numbers]
 
@@ -330,7 +330,8 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
         device: "auto", "cpu" or "cuda".
         seed: of the training; None: that of the recipe, so that two fits are equal.
         random_state: the name of `seed` in scikit-learn, which its ensembles set: a number, or a RandomState, which
-            gives another seed in each `fit`. Give one of both.
+            gives another seed in each `fit`. Give one of both. The method "frozen" uses neither: it refuses `seed`, as
+            `bertworks.finetune` does, and ignores `random_state`.
         progress: whether one line shows the progress; None: in notebooks.
 
     Attributes:
@@ -358,12 +359,13 @@ class BertClassifier(ClassifierMixin, _FineTunedEstimator):  # type: ignore[misc
             assert_all_finite(targets, input_name="y")
         check_classification_targets(targets)
         rows, targets = self._labelled_rows(X, targets)
-        self.classes_, numbers = np.unique(targets, return_inverse=True)
-        if len(self.classes_) < 2:
-            what = f"there is only one class, {self.classes_.tolist()[0]!r}: a classifier needs two"
+        classes, numbers = np.unique(targets, return_inverse=True)
+        if len(classes) < 2:
+            what = f"there is only one class, {classes.tolist()[0]!r}: a classifier needs two"
             raise InputError(what, hint="add rows of another class")
-        names = _label_names(self.classes_)
+        names = _label_names(classes)
         self._train(rows, [names[number] for number in numbers], "classification")
+        self.classes_ = classes
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
