@@ -18,6 +18,7 @@ from cyclopts import App
 from rich.console import Console
 
 import bertworks
+import bertworks.sklearn
 from bertworks.cli.main import make_app
 from bertworks.training.recipe import FinetuneRecipe, Recipe
 
@@ -50,9 +51,11 @@ def position(app: App) -> tuple[Any, ...]:
 
 def python() -> str:
     """Every public name with its signature and its docstring."""
-    page = ["# Python", f"{NOTE} Every name is imported on first use.", ""]
-    for name in bertworks.__all__:
-        value = getattr(bertworks, name)
+    places = "`bertworks` imports every name on first use, except for those of `bertworks.sklearn` at the end."
+    page = ["# Python", f"{NOTE} {places}", ""]
+    public = {name: getattr(bertworks, name) for name in bertworks.__all__}
+    public |= {name: getattr(bertworks.sklearn, name) for name in bertworks.sklearn.__all__}
+    for name, value in public.items():
         is_error = inspect.isclass(value) and issubclass(value, Exception)
         page += [f"## `{name}`", f"From `{value.__module__}`.", *described(name, value, signed=not is_error)]
         for method in [] if is_error or not inspect.isclass(value) else public_methods(value):

@@ -11,6 +11,7 @@ from runpy import run_path
 import pytest
 
 import bertworks
+import bertworks.sklearn
 from bertworks.cli.main import make_app
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
@@ -99,7 +100,9 @@ def test_python_examples_use_public_names(page: Path):
     for block in blocks(page, "python"):
         ast.parse(block)
         names = set(re.findall(r"\b(?:bertworks|bw)\.(\w+)", block))
-        assert names <= set(bertworks.__all__)
+        assert names <= {*bertworks.__all__, "sklearn"}
+        estimators = re.findall(r"^from bertworks\.sklearn import (.+)$", block, re.MULTILINE)
+        assert set(", ".join(estimators).split(", ")) - {""} <= set(bertworks.sklearn.__all__)
 
 
 def test_json_of_the_http_reference_is_json():

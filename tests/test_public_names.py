@@ -26,7 +26,7 @@ def in_new_process(code: str) -> list[str]:
 
 def test_import_loads_no_library_and_no_module():
     modules = in_new_process("import bertworks")
-    assert not {"torch", "numpy", "pyarrow", "tokenizers", "safetensors", "rich", "cyclopts"} & set(modules)
+    assert not {"torch", "numpy", "pyarrow", "tokenizers", "safetensors", "rich", "cyclopts", "sklearn"} & set(modules)
     assert [name for name in modules if name.startswith("bertworks")] == ["bertworks"]
 
 

@@ -29,6 +29,7 @@ LIBRARIES = {  # what the modules of a package may import besides the standard l
     "runs": "numpy torch",
     "evaluation": "numpy torch",
     "interop": "numpy torch",
+    "sklearn": "numpy scipy sklearn",
     "diagnostics": "torch",
     "serve": "numpy",
     "demo": "sklearn",

@@ -3,6 +3,7 @@
 - `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`: write to a temporary name,
   fsync, then rename
 - `remove_leftovers`: temporary files of killed processes
+- `temporary_folder`: a folder that is deleted together with an object
 - `folder_lock`: one writer at a time
 - `refuse_unwritable`, `refuse_file`, `refuse_not_empty`, `refuse_nested`: checks of output paths before the work begins
 - `read_small`, `parse_json`, `refuse_lfs_pointer`: limits for files from untrusted sources
@@ -18,6 +19,7 @@ import re
 import shutil
 import socket
 import stat
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
@@ -315,6 +317,18 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     with replacing(path) as temporary:
         temporary.resolve().mkdir()  # it may be a link to what does not exist yet
         yield temporary
+
+
+@contextmanager
+def temporary_folder() -> Iterator[tuple[Path, object]]:
+    """Make a temporary folder that lives longer than the block, and yield its path and its owner.
+
+    The folder is deleted together with the owner, when the process ends, or at once if the block raises an error.
+    """
+    with ExitStack() as stack:
+        folder = TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True)
+        yield Path(stack.enter_context(folder)), stack
+        weakref.finalize(stack, stack.pop_all().close)
 
 
 def temporary_sibling(target: Path) -> Path:

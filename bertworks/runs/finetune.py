@@ -7,13 +7,11 @@ import json
 import math
 import shutil
 import time
-import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +30,7 @@ from bertworks.inference import task_metrics
 from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import local_path, refuse_nested, write_json, write_text
+from bertworks.io.atomic_write import local_path, refuse_nested, temporary_folder, write_json, write_text
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
 from bertworks.metrics import intervals
@@ -513,11 +511,11 @@ def open_trained(
 ) -> list[Predictor]:  # fmt: skip
     """The models that a run has written into these folders of its output; None: a temporary one, deleted with them."""
     with ExitStack() as stack:
+        owner: object = None
         if output is None:
-            output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
+            output, owner = stack.enter_context(temporary_folder())
         show_progress(run(output), progress)
         models = [Predictor(Path(output) / folder, device=device) for folder in folders]
-        weakref.finalize(stack, stack.pop_all().close)
     for model in models:
-        model.keep_alive(stack)  # it deletes the folder together with the last of the models
+        model.keep_alive(owner)  # the folder is deleted together with the last of the models
     return models
