@@ -222,6 +222,22 @@ def test_texts_are_ranked_as_by_the_reranker(kind: str, models: dict[str, Path])
         assert "reranker" in local.send("GET", "/info").json()["model_type"]
 
 
+@pytest.mark.parametrize("vectors", ["pair", "cosine"])
+def test_both_texts_of_a_pair_whose_vectors_are_compared_are_in_one_batch(vectors: Any, tmp_path: Path):
+    """Each text is a sequence of its own, and the prediction needs both: also for the speed at the start."""
+    description = {"task": "classification", "labels": ("no", "yes"), "text": ("a", "b"), "vectors": vectors}
+    model = write_head(tmp_path / "model", **description)
+    items = [("a film", "music"), ("good", "men and dogs"), ("sad dogs", "a story")]
+    with Local(model, precision="fp32") as local:
+        local.application.measure_speed()
+        ours = local.post("/predict", {"inputs": [list(item) for item in items]}).json()
+        ranked = local.post("/rerank", {"query": "a film", "texts": ["music", "men"]}).json()
+    expected = Predictor(model, device="cpu", precision="fp32").predict_proba(items)
+    by_label = [{score["label"]: score["score"] for score in scores} for scores in ours]
+    assert near([[scores["no"], scores["yes"]] for scores in by_label], expected.tolist())
+    assert near(next(one["score"] for one in ranked if one["index"] == 0), float(expected[0, 1]))
+
+
 @pytest.mark.parametrize("kind", ["tagging", "spans"])
 def test_entities_are_those_of_predict(kind: str, models: dict[str, Path]):
     texts = [*TEXTS, " ".join(["Anna lives in Oslo ."] * 30)]  # in windows

@@ -425,9 +425,10 @@ class FinetunedEndpoints:
             check_tokens(tokens, self._limits.tokens)  # what is too much is not read to its end
         _refuse_truncated(request, [f.num_truncated for f in features])
         check_answer(sum(map(size, features)), self._limits.answer_bytes)
-        # Windows of a long text are separate units: they may be in several batches.
-        is_choice = self._config.task == "choice"
-        parts = [[f.unit] if is_choice else [[window] for window in f.unit] for f in features]
+        # Windows of a long text are separate units: they may be in several batches. But a prediction about choices, or
+        # about the vectors of two texts, needs all sequences of its item.
+        are_together = self._config.task == "choice" or self._predictor.reading.apart
+        parts = [[f.unit] if are_together else [[window] for window in f.unit] for f in features]
         units = [unit for part in parts for unit in part]
         costs = [sum(len(example.input_ids) for example in unit) for unit in units]
         rows = iter((yield InferenceJob(units, costs, self._predictor.logits)))

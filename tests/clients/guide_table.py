@@ -23,7 +23,7 @@ class Row(NamedTuple):
     """A row of the table.
 
     Attributes:
-        package: as `pip install` takes it, without a version.
+        package: as `pip install` takes it, without a version but with extras.
         purpose: a key of `MODELS`.
         imports: Python, or nothing if the line is a command.
         line: an expression of Python with `url`, or a command with the address http://127.0.0.1:8080.

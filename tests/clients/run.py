@@ -5,9 +5,8 @@
     python tests/clients/run.py openai          # some of them
 
 It starts a server for each of a few tiny models, makes build/clients/NAME with the packages of clients.toml, and runs
-test_NAME.py in it, and the lines of the table in docs/guides/serve.md for the packages of this environment. While one
-program is tested, the next is installed. An environment is made again when its packages change. Programs are skipped if
-no package registry can be reached.
+test_NAME.py in it, and the lines of the table in docs/guides/serve.md for the packages of this environment. An
+environment is made again when its packages change. Programs are skipped if no package registry can be reached.
 """
 
 import argparse
@@ -21,7 +20,7 @@ import time
 import tomllib
 import venv
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 ENVIRONMENTS = ROOT / "build" / "clients"
 PYTEST = "pytest==9.2.0"
+PROGRAMS_AT_A_TIME = 2  # as many as the processors of a small machine
 # What pip says if it cannot connect to a registry, or only to one that is out of order.
 NO_CONNECTION = "after connection broken by"
 # The models of the servers, by name: None is a masked language model, and others have a head of this task.
@@ -46,6 +46,10 @@ sys.path.insert(0, str(FOLDER.parent))  # the modules that all tests share
 
 class UnreachableRegistryError(Exception):
     """The packages of a program could not be fetched, because no package registry can be reached."""
+
+
+class InstallationError(Exception):
+    """pip cannot install the packages of a program."""
 
 
 @contextmanager
@@ -78,7 +82,7 @@ def environment(name: str, client: Mapping[str, Any]) -> Path:
 
     Raises:
         UnreachableRegistryError: the packages cannot be fetched.
-        CalledProcessError: pip refuses them.
+        InstallationError: pip refuses them.
     """
     folder = ENVIRONMENTS / name
     stamp = folder / "packages.json"
@@ -100,20 +104,21 @@ def environment(name: str, client: Mapping[str, Any]) -> Path:
     if installed.returncode != 0:
         if NO_CONNECTION in installed.stderr:
             raise UnreachableRegistryError(installed.stderr.strip().splitlines()[-1])
-        sys.stderr.write(installed.stderr)
-        raise subprocess.CalledProcessError(installed.returncode, command)
+        raise InstallationError(installed.stderr)
     stamp.write_text(content)
     return python
 
 
-def run_tests(name: str, client: Mapping[str, Any], python: Path, variables: Mapping[str, str]) -> bool:
-    """Run the tests of a program in its environment. Return whether all pass.
+def run_tests(name: str, client: Mapping[str, Any], python: Path, variables: Mapping[str, str]) -> tuple[bool, str]:
+    """Run the tests of a program in its environment. Return whether all pass, and what pytest prints.
 
     Args:
         python: the Python of the environment.
         variables: of the process, which `conftest.py` reads.
     """
-    files = [FOLDER / f"test_{name.replace('-', '_')}.py", FOLDER / "test_guide.py"]
+    files = [FOLDER / f"test_{name.replace('-', '_')}.py"]
+    if not client.get("imports_bertworks"):  # a client of a server
+        files.append(FOLDER / "test_guide.py")
     command = [python, "-m", "pytest", "-c", FOLDER / "pytest.ini", "--rootdir", FOLDER, *files]
     # PYTHONPATH would bring the packages of another environment.
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -122,40 +127,38 @@ def run_tests(name: str, client: Mapping[str, Any], python: Path, variables: Map
         "OMP_NUM_THREADS": "1",
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
     }
-    return subprocess.run(command, env=inherited | settings | dict(variables), cwd=FOLDER).returncode == 0
+    done = subprocess.run(
+        command,
+        env=inherited | settings | dict(variables),
+        cwd=FOLDER,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode == 0, done.stdout
 
 
-def run_all(clients: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Run the tests of all these programs. Return the names of those that fail."""
-    failed = []
-    with ThreadPoolExecutor(max_workers=1) as installer, tempfile.TemporaryDirectory() as folder:
-        environments: dict[str, Future[Path]] = {
-            name: installer.submit(environment, name, client) for name, client in clients.items()
-        }
-        with running_servers(Path(folder)) as addresses:
-            variables = {
-                "BERTWORKS_SERVERS": json.dumps(addresses),
-                "BERTWORKS_MODELS": folder,
-                "BERTWORKS_PYTHON": sys.executable,
-            }
-            for name, client in clients.items():
-                print(f"== {name}: {', '.join(client['packages'])}", flush=True)
-                begin = time.monotonic()
-                try:
-                    python = environments[name].result()
-                except UnreachableRegistryError as error:
-                    print(f"skipped: no package registry can be reached ({error})", flush=True)
-                    continue
-                except subprocess.CalledProcessError:
-                    print("failed: pip cannot install the packages", flush=True)
-                    failed.append(name)
-                    continue
-                installed = time.monotonic()
-                if not run_tests(name, client, python, variables):
-                    failed.append(name)
-                waited, ran = installed - begin, time.monotonic() - installed
-                print(f"{name}: waited {waited:.1f} s for the installation, tested in {ran:.1f} s", flush=True)
-    return failed
+def check(name: str, client: Mapping[str, Any], variables: Mapping[str, str]) -> bool:
+    """Install a program and run its tests. Print what happens at once, as several programs are checked at a time.
+
+    Returns:
+        Whether nothing failed.
+    """
+    title = f"== {name}: {', '.join(client['packages'])}"
+    begin = time.monotonic()
+    try:
+        python = environment(name, client)
+    except UnreachableRegistryError as error:
+        print(f"{title}\nskipped: no package registry can be reached ({error})", flush=True)
+        return True
+    except InstallationError as error:
+        print(f"{title}\nfailed: pip cannot install the packages\n{error}", flush=True)
+        return False
+    installed = time.monotonic()
+    passed, output = run_tests(name, client, python, variables)
+    seconds = f"installed in {installed - begin:.1f} s, tested in {time.monotonic() - installed:.1f} s"
+    print(f"{title}\n{output}{seconds}", flush=True)
+    return passed
 
 
 def main() -> int:
@@ -171,9 +174,20 @@ def main() -> int:
     if arguments.quick:
         names = [name for name in names if clients[name].get("quick")]
     begin = time.monotonic()
-    failed = run_all({name: clients[name] for name in names})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_servers(Path(folder)) as addresses,
+        ThreadPoolExecutor(max_workers=PROGRAMS_AT_A_TIME) as workers,
+    ):
+        variables = {
+            "BERTWORKS_SERVERS": json.dumps(addresses),
+            "BERTWORKS_MODELS": folder,
+            "BERTWORKS_PYTHON": sys.executable,
+        }
+        passed = workers.map(lambda name: check(name, clients[name], variables), names)
+        failed = [name for name, has_passed in zip(names, passed) if not has_passed]
     outcome = f"failed: {', '.join(failed)}" if failed else "no program failed"
-    print(f"{outcome}, of {len(names)}, in {time.monotonic() - begin:.0f} s")
+    print(f"{outcome} of {len(names)}, in {time.monotonic() - begin:.0f} s")
     return 1 if failed else 0
 
 

@@ -13,7 +13,7 @@ import pytest
 from guide_table import MODELS, Row, package_of, rows
 
 PACKAGES = {package_of(requirement) for requirement in json.loads(os.environ["BERTWORKS_PACKAGES"])}
-ROWS = [row for row in rows() if row.package in PACKAGES]
+ROWS = [row for row in rows() if package_of(row.package) in PACKAGES]
 
 
 def answered_requests(url: str) -> float:
