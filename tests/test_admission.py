@@ -356,17 +356,19 @@ def test_the_jobs_of_a_client_are_computed_in_order_or_in_turn(in_order: bool):
 # --- patience ---------------------------------------------------------------------------------------------------------
 
 
-def hold_network(local: Local, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The network computes only after the event."""
-    go_on = threading.Event()
+def hold_network(local: Local, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> threading.Event:
+    """The network computes only after the event, or at the end of the test: else each job that a failed test leaves
+    would wait for it."""
+    event = threading.Event()
+    request.addfinalizer(event.set)
     logits = local.abilities._network._predictor.logits
 
     def held(units: Sequence[Any]) -> Any:
-        assert go_on.wait(20)
+        assert event.wait(120)
         return logits(units)
 
     monkeypatch.setattr(local.abilities._network._predictor, "logits", held)
-    return go_on
+    return event
 
 
 def batch_of_texts(words: int = 40) -> bytes:
@@ -375,11 +377,11 @@ def batch_of_texts(words: int = 40) -> bytes:
 
 @pytest.mark.parametrize("ratio", [0.25, 4.0])
 def test_many_requests_of_one_client_wait_however_slow_the_network_is(
-    ratio: float, local: Local, monkeypatch: pytest.MonkeyPatch
+    ratio: float, local: Local, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ):
     """32 requests of 32 texts. ratio: tokens per byte that the server expects of a body; 4 are too many."""
     application = local.application
-    go_on = hold_network(local, monkeypatch)
+    go_on = hold_network(local, monkeypatch, request)
     for name in application._ratios:
         application._ratios[name] = ratio
 
@@ -417,12 +419,14 @@ def test_clients_are_told_to_try_again_within_a_minute(seconds: float, expected:
     assert OverloadedError(seconds).headers == {"retry-after": expected}
 
 
-def test_tokens_that_wait_are_limited_and_shared(model: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tokens_that_wait_are_limited_and_shared(
+    model: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
     """Each request of 32 short texts counts 32 times 64 tokens."""
     each = 32 * 64
 
     async def go(local: Local) -> None:
-        go_on = hold_network(local, monkeypatch)
+        go_on = hold_network(local, monkeypatch, request)
         admission = local.application._waiting_tokens
         many = [Client(local, batch_of_texts()).give().start() for _ in range(8)]
         await until(lambda: sum(client.task.done() for client in many) == 4)
@@ -477,9 +481,11 @@ def test_the_speed_is_measured_before_the_first_request(local: Local):
     assert not network.costs
 
 
-def test_what_waits_is_refused_when_the_server_stops(local: Local, monkeypatch: pytest.MonkeyPatch):
+def test_what_waits_is_refused_when_the_server_stops(
+    local: Local, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
     """What is computed is answered."""
-    go_on = hold_network(local, monkeypatch)
+    go_on = hold_network(local, monkeypatch, request)
     network = local.application._batchers["network"]
     long = json.dumps({"inputs": [["cat " * 60]]}).encode()
 
@@ -491,8 +497,10 @@ def test_what_waits_is_refused_when_the_server_stops(local: Local, monkeypatch: 
         waiting = [place for place in local.application._admission.places if place.job and not place.job.taken]
         assert len(waiting) >= 9  # a few are in the batches of other threads
         local.application.end_waiting()
-        ended = clients[-len(waiting) :]
-        assert [await client.status() for client in ended] == [503] * len(waiting)  # at once: nothing is computed yet
+        # At once: nothing is computed yet. Requests are parsed side by side, so the others are not always the first.
+        await until(lambda: sum(client.task.done() for client in clients) == len(waiting))
+        ended = [client for client in clients if client.task.done()]
+        assert [await client.status() for client in ended] == [503] * len(waiting)
         go_on.set()
         assert await begun.status() == 200
 

@@ -4,6 +4,7 @@ text stays text."""
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import torch
 import transformers
 from fine import tokenizer
 from gpt import write_gpt, write_gpt2
+from served import write_head
 
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import load_model, save_model
@@ -184,6 +186,34 @@ def test_every_task(task: TaskType, model: Path, tmp_path: Path):
     Page(found.html())
     json.dumps(found.as_dict())
     assert found.completeness in str(found)
+
+
+@pytest.mark.parametrize("vectors", ["pair", "cosine"])
+def test_both_texts_of_a_pair_whose_vectors_are_compared(vectors: Any, tmp_path: Path):
+    """The network reads each text alone: no token attends to the other text, and the prediction is about both."""
+    description = {"task": "classification", "labels": ("no", "yes"), "text": ("a", "b"), "vectors": vectors}
+    write_head(tmp_path / "m", **description)
+    texts = ("good film", "sad dogs heard")
+    e = explain(tmp_path / "m", *texts, target="yes", device="cpu")
+    assert e.words == ("[CLS]", "good", "film", "[SEP]", "[CLS]", "sad", "dogs", "heard", "[SEP]")
+    masked = [("[MASK] film", texts[1]), ("good [MASK]", texts[1]), (texts[0], "sad [MASK] heard")]
+    probabilities = Predictor(tmp_path / "m", device="cpu", precision="fp32").predict_proba([texts, *masked])
+    whole, *falls = (math.log(p / (1 - p)) for p in probabilities[:, 1].tolist())
+    assert e.occlusion is not None
+    expected = [whole - value for value in falls]
+    assert [e.occlusion[number] for number in (1, 2, 6)] == pytest.approx(expected, abs=1e-4)
+    assert max(map(abs, expected)) > 1e-3
+    assert e.gradients is not None
+    assert e.gradients.end == pytest.approx(whole, abs=1e-4)
+    assert abs(e.gradients.error) < 0.05 * np.abs(e.gradients.attributions).sum()
+    assert (np.abs(e.gradients.attributions) > 0).sum() == 5  # of the words of both texts
+    for layer in e.attention:
+        np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)
+        assert not layer[:, :4, 4:].any()
+    assert e.reads is not None
+    assert e.reads[:4, :4].all()
+    assert not e.reads[:4, 4:].any()
+    Page(e.html())
 
 
 def test_another_target(reviews: Path, model: Path, tmp_path: Path):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
 MOST_READERS = 24  # tokens of the picture of who reads whom, which costs a pass over their square
 MOST_ANSWERS = 5  # for a mask
+Number = TypeVar("Number", bound=np.generic)
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
 
@@ -184,6 +185,20 @@ class _Prediction(NamedTuple):
     notes: Sequence[str]
     frozen: bool = False  # the encoder has no gradients
     replaced: NDArray[np.float64] | None = None  # [n]: probabilities of the tokens
+    parts: Sequence[
+        Example
+    ] = ()  # the sequences of the attributed one, if the network reads both texts of a pair apart
+
+    def sequences(self, example: Example) -> list[Example]:
+        """Return what the network reads of a copy of the attributed sequence: this copy, or each of its parts."""
+        if not self.parts:
+            return [example]
+        borders = np.cumsum([len(part.input_ids) for part in self.parts])[:-1]
+        ids, types = np.split(example.input_ids, borders), np.split(example.token_type_ids, borders)
+        return [
+            part._replace(input_ids=own_ids, token_type_ids=own_types)
+            for part, own_ids, own_types in zip(self.parts, ids, types, strict=True)
+        ]
 
 
 def explain(
@@ -221,19 +236,21 @@ def explain(
     blank_id = {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)
     what = f"the baseline {baseline!r} is not known to this tokenizer"
     expect(value is None or blank_id >= 0, what, hint="use mask or pad")
-    batch = collate([example]).to(embedding.weight.device)
+    sequences = p.sequences(example)
+    lengths = [len(sequence.input_ids) for sequence in sequences]
+    batch = collate(sequences).to(embedding.weight.device)
     with torch.no_grad():
         states = p.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
         directions = F.normalize(torch.stack(states).float(), dim=-1)
     spans, other = _words(example.input_ids, t, blank_id)
-    beginning = Example(example.input_ids[:MOST_READERS], example.token_type_ids[:MOST_READERS], {})
     gradients = falls = None
     if value is not None and logits is not None:
 
         def output(examples: Sequence[Example]) -> Tensor:
             if is_wanted is not None and not is_wanted():
                 raise UnwantedError("this explanation is not wanted any more")
-            x = logits(collate(examples).to(embedding.weight.device)).float()
+            read = [sequence for copy in examples for sequence in p.sequences(copy)]
+            x = logits(collate(read).to(embedding.weight.device)).float()
             return value(x.view(len(examples), -1, x.shape[-1]))
 
         falls = occlusion(output, example, spans, other)
@@ -249,12 +266,44 @@ def explain(
         spans=spans,
         gradients=gradients,
         occlusion=falls,
-        attention=tuple(layer[0].float().cpu().numpy() for layer in p.encoder.attention_maps(states, batch.layout)),
+        attention=tuple(_attention(layer, lengths) for layer in p.encoder.attention_maps(states, batch.layout)),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
         notes=tuple(p.notes),
-        reads=None if p.frozen else read_tokens(p.encoder, beginning),
+        reads=None if p.frozen else _readers(p.encoder, sequences),
         replaced=None if p.replaced is None else np.array([p.replaced[a:b].max() for a, b in spans]),
     )
+
+
+def _attention(layer: Tensor, lengths: Sequence[int]) -> NDArray[np.float32]:
+    """Return the attention of a layer between all tokens, [heads, n, n]: none between sequences.
+
+    Args:
+        layer: [sequences, heads, longest, longest].
+        lengths: of the sequences.
+    """
+    probabilities = layer.float().cpu().numpy()
+    maps = [attention[:, :length, :length] for attention, length in zip(probabilities, lengths, strict=True)]
+    return np.stack([_block_diagonal(maps_of_head) for maps_of_head in zip(*maps, strict=True)])
+
+
+def _readers(encoder: Encoder, sequences: Sequence[Example]) -> NDArray[np.bool_]:
+    """Return which of the first tokens read which, see `read_tokens`: none reads a token of another sequence."""
+    beginnings = [
+        Example(sequence.input_ids[:MOST_READERS], sequence.token_type_ids[:MOST_READERS], {}) for sequence in sequences
+    ]
+    reads = _block_diagonal([read_tokens(encoder, beginning) for beginning in beginnings])
+    return reads[:MOST_READERS, :MOST_READERS]
+
+
+def _block_diagonal(blocks: Sequence[NDArray[Number]]) -> NDArray[Number]:
+    """Return square matrices as blocks of one matrix, which is zero elsewhere."""
+    size = sum(len(block) for block in blocks)
+    joined = np.zeros((size, size), blocks[0].dtype)
+    start = 0
+    for block in blocks:
+        joined[start : start + len(block), start : start + len(block)] = block
+        start += len(block)
+    return joined
 
 
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
@@ -345,14 +394,27 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     if target is not None and d.task in ("regression", "choice", "qa"):
         raise UsageError(f"a model for {d.task} has a single prediction to explain", hint="leave the target out")
     notes = [f"{encoded.num_truncated} tokens at the end were truncated"] if encoded.num_truncated else []
-    if d.task != "choice" and len(encoded.unit) > 1:
+    parts = encoded.unit if predictor.reading.apart else ()
+    if d.task != "choice" and not parts and len(encoded.unit) > 1:
         notes.append("the text is longer than the model's maximum: the window with this prediction is explained")
     attributed, rows = _explained(d, encoded, answer, target)
+    if parts:
+        ids, types = ([getattr(part, name) for part in parts] for name in ("input_ids", "token_type_ids"))
+        joined = parts[0]._replace(input_ids=np.concatenate(ids), token_type_ids=np.concatenate(types))
+        attributed = joined, *attributed[1:]
     frozen = network.features is not None
     if frozen and attributed[-1] is not None:
         notes.append("the encoder of this model is frozen and has no gradients: there is only occlusion")
     logits = network.logits
-    return _Prediction(network.encoder, lambda x: logits(x) / d.temperature, attributed, tuple(rows), notes, frozen)
+    return _Prediction(
+        network.encoder,
+        lambda x: logits(x) / d.temperature,
+        attributed,
+        tuple(rows),
+        notes,
+        frozen=frozen,
+        parts=tuple(parts),
+    )
 
 
 def _explained(

@@ -55,7 +55,8 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
 
 
 def _content(body: Mapping[str, Any]) -> str:
-    return _json(body["content"]["application/json"]["schema"])
+    (content,) = body["content"].values()
+    return _json(content["schema"])
 
 
 def _json(schema: Any) -> str:

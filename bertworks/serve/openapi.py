@@ -350,7 +350,8 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
         name = re.sub(r"[{}]", "", path).strip("/").replace("/", "_") or "root"
         fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
         if path.endswith("{model}"):
-            schema = {"type": "string", "enum": [info["model_id"]]}
+            # Not an enumeration of the one name: another name is not an invalid request, but not there.
+            schema = {"type": "string", "examples": [info["model_id"]]}
             fields["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": schema}]
             responses["404"] = content("another model", error)
         if token and path not in ("/health", "/ping"):
@@ -366,6 +367,10 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
             answers = [answer for ability in INVOKED if ability in requests for answer in ENDPOINTS[ability][1:]]
         for path in paths_of(name):
             paths[path] = operation(path, summary, *answers, request=types)
+    page = {"description": "HTML", "content": {"text/html": {"schema": {"type": "string"}}}}
+    refusal = {"403": content(_REFUSALS["403"], _ERROR)}
+    fields = {"summary": "The page for a browser", "operationId": "page", "responses": {"200": page, **refusal}}
+    paths["/"] = paths.get("/", {}) | {"get": fields}
     secured = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}
     about = {"title": f"bertworks serve {info['model_id']}", "version": bertworks.__version__}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components, **secured}}
