@@ -456,10 +456,10 @@ def test_the_results_of_few_large_jobs_are_in_memory():
     batcher = Batcher(1, patience=1, turn_cost=5)
     jobs = {name: InferenceJob([name] * 2, [1, 1], compute) for name in "abcd"}
     first = batcher.submit(InferenceJob(["first"], [1], compute))
-    futures = [batcher.submit(job) for job in jobs.values()]
-    jobs["b"].future.cancel()  # its place in the turn is for the next one
+    futures = {name: batcher.submit(job) for name, job in jobs.items()}
+    futures.pop("b").cancel()  # its place in the turn is for the next one
     go.set()
-    wait([first, *futures], 20)
+    wait([first, *futures.values()], 20)
     batcher.threads.shutdown()
     assert computed == ["first", "a", "c", "a", "c", "d", "d"]
 
