@@ -11,7 +11,7 @@ from runpy import run_path
 import pytest
 
 import bertworks
-from bertworks.cli.main import make_app
+from bertworks.cli.parser import make_app
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
