@@ -52,8 +52,12 @@ def execute(words: Sequence[str], *, debug: bool = False) -> object:
     words = [STDIN if word == "-" else word for word in words]
     words = _complete_estimate(_model_first(words))
     console.typed[:] = words + ["--debug"] * debug
+    app = make_app(words[0] if words else None)
     try:
-        return make_app(words[0] if words else None)(words)
+        if _is_help(app, words):
+            app.help_print(words[:-1])
+            return None
+        return app(words)
     except CycloptsError as error:
         raise _usage_error(error) from error
 
@@ -93,6 +97,16 @@ def make_app(name: str | None = None) -> App:
             function, examples = _prepared(_functions(module)[command])
             app.command(function, group=groups[title], sort_key=position, help_epilogue=examples)
     return app
+
+
+def _is_help(app: App, words: list[str]) -> bool:
+    """Whether these words are the name of a command and --help. Then the page is printed without parsing the words, for
+    which cyclopts would collect the options of the command once more."""
+    names = words[:-1]
+    if words[-1:] not in (["--help"], ["-h"]) or any(name.startswith("-") for name in names):
+        return False
+    _, _, other_words = app.parse_commands(names)
+    return not other_words
 
 
 def _evaluation_app(module: ModuleType, group: Group, position: int) -> App:
