@@ -53,8 +53,8 @@ def maker(seconds: float) -> tuple[dict[str, Any], Callable[[list[str]], tuple[i
 def sleep_in_portions(engine: str, portions: int, seconds: float, workers: int = 2) -> tuple[float, float]:
     """Seconds of a job of portions that sleep: until the first portion begins, and from then to the end."""
     from bertworks.inference.predict import results_in
+    from bertworks.io.options import Bulk
     from bertworks.io.portions import Portions
-    from bertworks.io.processes import Bulk
 
     def inputs() -> Iterator[list[str]]:
         for number in range(portions):

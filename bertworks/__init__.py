@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from bertworks.interop.export import export as export
     from bertworks.interop.load import FinetunedModel as FinetunedModel, LoadedModel as LoadedModel, load as load
     from bertworks.interop.push import push as push
+    from bertworks.io.options import ReadOptions as ReadOptions
     from bertworks.io.remote import published as published
-    from bertworks.io.tables import ReadOptions as ReadOptions
     from bertworks.models.config import EncoderConfig as EncoderConfig
     from bertworks.models.encoder import Encoder as Encoder
     from bertworks.models.layout import Layout as Layout

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from importlib import import_module
-from shutil import get_terminal_size
 from typing import Any, Literal
 
 Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
@@ -59,6 +58,8 @@ def show_progress(events: Iterable[Event], shows: bool | None = None) -> None:
 
     shows: False: shows nothing; None: only in notebooks.
     """
+    from shutil import get_terminal_size  # it imports compression, which help does not need
+
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     in_notebook, handle = hasattr(shell, "kernel"), None
     for event in events:

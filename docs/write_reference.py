@@ -3,6 +3,8 @@
 - commands.md: the help of every command
 - python.md: every public name with its signature and docstring
 - recipes.md: every field of every table of a recipe
+
+And the page that `bertworks` prints without a command, which it stores in bertworks/cli/start_page.txt.
 """
 
 import inspect
@@ -19,7 +21,8 @@ from rich.console import Console
 
 import bertworks
 import bertworks.sklearn
-from bertworks.cli.main import make_app
+from bertworks.cli import start_page
+from bertworks.cli.parser import make_app
 from bertworks.training.recipe import FinetuneRecipe, Recipe
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -30,12 +33,24 @@ def commands() -> str:
     """The help of every command."""
     page = ["# Commands", NOTE, ""]
     for name in ("", *names_of(make_app())):
-        text = StringIO()
-        console = Console(file=text, width=110, no_color=True, force_terminal=False)
-        make_app()([*name.split(), "--help"], console=console)
-        lines = "\n".join(line.rstrip() for line in text.getvalue().strip().splitlines())
+        text = help_of(name.split(), width=110)
+        lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
         page += [f"## bertworks {name}".rstrip(), "```", lines, "```", ""]
     return "\n".join(page)
+
+
+def help_of(words: list[str], *, width: int) -> str:
+    """The help of a command as the parser writes it to a file, in lines of this width."""
+    text = StringIO()
+    console = Console(file=text, width=width, no_color=True, force_terminal=False)
+    make_app()([*words, "--help"], console=console)
+    return text.getvalue()
+
+
+def unwrapped_start_page() -> str:
+    """The page of `bertworks` without a command: each text in one line, and no borders on the right."""
+    page = help_of([], width=1000)
+    return re.sub(r"[ ─]*[│╮╯]$", "", page, flags=re.MULTILINE)
 
 
 def names_of(app: App, path: str = "") -> Iterator[str]:
@@ -155,7 +170,8 @@ def rows_of(table: type) -> Iterator[tuple[str, str, str, str]]:
 
 def pages() -> dict[Path, str]:
     """The content of each page."""
-    return {REFERENCE / f"{write.__name__}.md": write() for write in (commands, python, recipes)}
+    reference = {REFERENCE / f"{write.__name__}.md": write() for write in (commands, python, recipes)}
+    return reference | {start_page.PAGE: unwrapped_start_page()}
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from typing import Any
 
 from bertworks.errors import BertworksError
 from bertworks.events import Event
+from bertworks.io.options import Bulk
 from bertworks.io.portions import Portions
-from bertworks.io.processes import Bulk
 
 MAKER = "tests.bulk_jobs:maker"
 

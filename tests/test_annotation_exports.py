@@ -18,7 +18,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, items
 from bertworks.datasets.values import MissingLabelError
 from bertworks.errors import BertworksError
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 
 TEXTS = ["Peter Blackburn lives in Brussels", "Mary went to Paris by train", "there are no names in this text"]
 SPANS = [[(0, 15, "PER"), (25, 33, "LOC")], [(0, 4, "PER"), (13, 18, "LOC")], []]

@@ -25,8 +25,8 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import embed_file
 from bertworks.inference.predict import predict_file
+from bertworks.io.options import Bulk
 from bertworks.io.portions import create, pack, refuse_finished, unpack
-from bertworks.io.processes import Bulk
 from bertworks.io.ray_engine import _check_head
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.text import file_groups

@@ -19,7 +19,8 @@ from bertworks.cli.console import show_events
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
-from bertworks.io.tables import ReadOptions, parse_size
+from bertworks.io.options import ReadOptions
+from bertworks.io.tables import parse_size
 
 VERBS = [
     "check", "finetune", "predict", "explain", "embed", "index", "search", "vocab", "prepare", "pretrain", "fill",

@@ -26,8 +26,8 @@ from bertworks.inference.predict import compute_file, results_in
 from bertworks.io import binary_files
 from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, is_sealed, sealing
+from bertworks.io.options import Bulk
 from bertworks.io.portions import Portions
-from bertworks.io.processes import Bulk
 from bertworks.io.text_files import IssueCounter
 from bertworks.retrieval.index import Index
 from bertworks.runs.pretrain import pretrain

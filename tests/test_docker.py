@@ -7,7 +7,7 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
-from bertworks.cli.main import make_app
+from bertworks.cli.parser import make_app
 
 ROOT = Path(__file__).parents[1]
 TEXT = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())

@@ -12,7 +12,7 @@ import pytest
 
 import bertworks
 import bertworks.sklearn
-from bertworks.cli.main import make_app
+from bertworks.cli.parser import make_app
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items

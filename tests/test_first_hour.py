@@ -23,13 +23,15 @@ from served import write_head
 
 import bertworks as bw
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.cli import evaluation, inference, main as cli, models, training
+from bertworks.cli import evaluation, inference, models, parser, training
 from bertworks.cli.console import Training
-from bertworks.cli.main import main, make_app
+from bertworks.cli.main import main
+from bertworks.cli.parser import make_app
 from bertworks.config import add_overrides, field_paths, near_field, option_of
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.io.text_files import STDIN, file_or_texts
+from bertworks.io.options import STDIN
+from bertworks.io.text_files import file_or_texts
 from bertworks.text.corpus import CorpusReader
 from bertworks.training.recipe import FinetuneRecipe, Recipe, load_finetune_recipe
 
@@ -70,10 +72,11 @@ def test_every_help_ends_with_two_examples_that_can_be_typed(name: str, capsys: 
 
 def test_every_command_is_in_one_group(capsys: pytest.CaptureFixture[str]):
     names = [name.rstrip("_") for name, value in COMMANDS.items() if value.__module__ != evaluation.__name__]
-    assert Counter(" ".join(cli._JOBS.values()).split()) == Counter([*names, "evaluate"])
+    grouped = [name for members in parser.GROUPS.values() for name in members]
+    assert Counter(grouped) == Counter([*names, "evaluate"])
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    places = [out.index(f"─ {title} ─") for title in (*cli._JOBS, "Options")]
+    places = [out.index(f"─ {title} ─") for title in (*parser.GROUPS, "Options")]
     assert places == sorted(places)
 
 
@@ -168,7 +171,7 @@ def test_the_model_is_an_option_of_every_command_that_begins_with_it(monkeypatch
         name for name, value in COMMANDS.items() if next(iter(inspect.signature(value).parameters)) == "model"
     ]
     own = {name for name in with_model if COMMANDS[name].__module__ != evaluation.__name__}
-    assert {*cli._MODEL_FIRST} == {*own, "evaluate"}
+    assert {*parser.MODEL_FIRST} == {*own, "evaluate"}
     of_evaluation = {name for name in COMMANDS if COMMANDS[name].__module__ == evaluation.__name__}
     assert of_evaluation - {"ablation"} <= {*with_model}  # that one trains its models
     found: list[Any] = []
@@ -368,7 +371,7 @@ def test_an_interrupted_command_says_how_to_go_on(
     def interrupt(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "make_app", lambda: interrupt)
+    monkeypatch.setattr(parser, "make_app", lambda *_: interrupt)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert main(words) == code
     answer = capsys.readouterr().err

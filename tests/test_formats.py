@@ -19,7 +19,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 from bertworks.io.text_files import infer_encoding, open_lines
 from bertworks.runs.data_splits import read_data
 

@@ -23,8 +23,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.io.binary_files import json_sha256
-from bertworks.io.processes import Bulk
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import Bulk, ReadOptions
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.retrieval.store import MANIFEST, writing
@@ -265,7 +264,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from bertworks.inference.embed import Embedder
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 from bertworks.retrieval.index import Index
 folder, model = Path(sys.argv[1]), sys.argv[2]
 rename = Path.replace

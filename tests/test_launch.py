@@ -23,7 +23,7 @@ from test_hints import says, shell  # noqa: F401 - a fixture
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from bertworks.cli.main import make_app
+from bertworks.cli.parser import make_app
 from bertworks.errors import BertworksError, UsageError
 from bertworks.runs import launch
 from bertworks.runs.processes import SHORTEST_LIMIT, SILENT, Heartbeat, Processes, meet_in

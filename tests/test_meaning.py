@@ -21,7 +21,7 @@ from bertworks.datasets.values import DECIMAL_COMMA, NUMBERED, SENTENCE, SPLIT, 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune import finetune
 from bertworks.text.codes import is_code

@@ -18,7 +18,7 @@ from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables, text_files
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 from bertworks.text.corpus import CorpusReader
 
 MB = 1 << 20

@@ -23,7 +23,7 @@ from pyarrow import parquet
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -15,7 +15,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.datasets.values import canonical_label, choice_number, folded_label
 from bertworks.errors import BertworksError
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 
 
 def write_labels(path: Path, labels: list[str], name: str = "label") -> Path:

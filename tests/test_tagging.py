@@ -28,9 +28,8 @@ from bertworks.events import Event
 from bertworks.inference.predict import compute_file, predict_file, results_in
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import folder_lock
+from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.portions import Portions
-from bertworks.io.processes import Bulk
-from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 

@@ -16,7 +16,7 @@ from bertworks.evaluation.retrieval import evaluate_pairs, evaluate_retrieval
 from bertworks.inference.embed import Embedder
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
-from bertworks.io.processes import Bulk
+from bertworks.io.options import Bulk
 from bertworks.retrieval.index import index_file
 
 LONG = "the film was a story of men and dogs " * 20

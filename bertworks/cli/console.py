@@ -44,11 +44,7 @@ from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
-from bertworks.io.atomic_write import url_of
-from bertworks.io.processes import Bulk
-from bertworks.io.remote import published, shown
-from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import STDIN
+from bertworks.io.options import STDIN, Bulk, ReadOptions
 
 MOST_PROCESSES = 65_536  # on a machine, and machines in a group: more are a slip of the finger
 
@@ -187,6 +183,8 @@ def say(text: str) -> None:
 def out(text: str, stream: TextIO | None = None) -> None:
     """Print a line to a stream, by default standard output. On a terminal control characters are shown as JSON writes
     them: they could move its cursor, change its title or hide text."""
+    from bertworks.io.remote import shown
+
     text = shown(text)
     if stream := stream or sys.stdout:  # None: it was closed when the process started
         print(text.translate(CONTROLS) if stream.isatty() else text, file=stream, flush=True)
@@ -223,6 +221,9 @@ def with_urls(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*words: Any, **options: Any) -> Any:
+        from bertworks.io.atomic_write import url_of
+        from bertworks.io.remote import published
+
         output: str | Path | None = options.get("output")
         group, bulk = options.get("group"), options.get("bulk") or Bulk()
         if output is None or not (url := url_of(output)) or (group and group.starts):  # its processes upload

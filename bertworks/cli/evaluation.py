@@ -8,12 +8,9 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.datasets.values import first_names
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, first_names
 from bertworks.events import Event
-from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
-from bertworks.io.processes import Bulk
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import Bulk, ReadOptions
 
 
 def mlm(
@@ -32,6 +29,8 @@ def mlm(
         bertworks evaluate mlm MODEL held-out.txt
         bertworks evaluate mlm MODEL news.jsonl --text-column body
     """
+    from bertworks.io.atomic_write import refuse_existing
+
     refuse_existing(output, overwrite)
     result = bw.evaluate_mlm(model, inputs, **vars(raw), output=output, bulk=bulk, on_note=console.say)
     if result is not None:
@@ -59,6 +58,8 @@ def blimp(
         bertworks evaluate blimp MODEL --data BLIMP
         bertworks evaluate blimp MODEL --data BLIMP --sample 100 -o scores.json
     """
+    from bertworks.io.atomic_write import refuse_existing
+
     refuse_existing(output, overwrite)
     return bw.evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
 
@@ -93,6 +94,7 @@ def task(
     """
     from bertworks.batching.features import format_truncation
     from bertworks.inference.task_metrics import format_metrics, format_never_found
+    from bertworks.io.atomic_write import refuse_existing
 
     refuse_existing(errors, overwrite)
     options: dict[str, Any] = {"threshold": threshold, "positive": positive, "read": read, "precision": precision}
@@ -157,6 +159,7 @@ def squad(
         bertworks evaluate squad --data dev.json --predictions answers.json
     """
     from bertworks.batching.features import Truncation, format_truncation
+    from bertworks.io.atomic_write import refuse_existing, refuse_unwritable, write_json
 
     if (predictions is None) == (model is None):
         raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")

@@ -11,17 +11,7 @@ from cyclopts import Parameter
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import BertworksError, expect
-from bertworks.io.atomic_write import refuse_existing
-from bertworks.io.processes import Bulk
-from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import (
-    CONVERT_LINE_ENDS,
-    NO_LINE_FEED,
-    STDIN,
-    IssueCounter,
-    file_or_texts,
-    names_file,
-)
+from bertworks.io.options import STDIN, Bulk, ReadOptions
 
 _SHOWN = 200  # characters of a text
 _MEASURES = {
@@ -152,6 +142,8 @@ def explain(
         bertworks explain MODEL "The plot is thin." -o why.html
         bertworks explain MODEL "A question?" "Its context." --target LABEL
     """
+    from bertworks.io.atomic_write import refuse_existing
+
     refuse_existing(output, overwrite)
     explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
     yield explanation.as_dict(), str(explanation)
@@ -195,6 +187,7 @@ def embed(
         bertworks embed minilm "A text." "Another text." -o vectors.jsonl
     """
     from bertworks.io.portions import refuse_finished  # it imports numpy, which takes long
+    from bertworks.io.text_files import file_or_texts
 
     refuse_finished(Path(output), overwrite)
     events = bw.embed_file(
@@ -308,6 +301,8 @@ def search(
 def _prompts(words: list[str], names: Sequence[str]) -> Iterator[str]:
     """The texts of a file, if its name is the only word; else those of `_lines`. Rows without text are left out and
     reported. names: of the columns of the text."""
+    from bertworks.io.text_files import IssueCounter, names_file
+
     if len(words) != 1 or words[0] == "-" or not names_file(words[0]):
         expect(not names, "a column of a file is named, but texts are given", hint="leave --text out")
         yield from _lines(words)
@@ -330,6 +325,8 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     Raises:
         UsageError: a text is the name of a file.
     """
+    from bertworks.io.text_files import CONVERT_LINE_ENDS, NO_LINE_FEED, IssueCounter, names_file
+
     blank = IssueCounter()
     for text in texts:
         if text == "-":

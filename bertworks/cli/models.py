@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 import bertworks as bw
-from bertworks.cli import console, training
+from bertworks.cli import console
 from bertworks.cli.console import with_json
 from bertworks.errors import UsageError
 from bertworks.events import Event
@@ -208,12 +208,13 @@ def slurm(
         bertworks slurm pretrain SHARDS -o MODEL --gpus 8 --time 8h > job.sh
         bertworks slurm finetune train.csv -o MODEL --nodes 2 --gpus 4
     """
+    from bertworks.cli.training import finetune, pretrain
     from bertworks.runs.launch import batch_script
 
     if not {*words[:1]} & {"pretrain", "finetune"}:
         raise UsageError("a job is a training: pretrain or finetune", hint="bertworks slurm pretrain SHARDS -o MODEL")
     app = App(print_error=False, exit_on_error=False)
-    for command in (training.pretrain, training.finetune):
+    for command in (pretrain, finetune):
         app.command(with_json(command))
     app.parse_args(words)  # a wrong option is found now, and not when the job starts
     count = processes or max(1, gpus)

@@ -10,13 +10,9 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.config import add_overrides
-from bertworks.datasets.values import names_of
-from bertworks.errors import UsageError, expect
+from bertworks.errors import UsageError, expect, names_of
 from bertworks.events import Event
-from bertworks.io.processes import Bulk
-from bertworks.io.tables import ReadOptions, parse_size
-from bertworks.io.text_files import file_or_texts
+from bertworks.io.options import Bulk, ReadOptions
 
 
 def vocab(
@@ -48,6 +44,7 @@ def vocab(
         bertworks vocab 'texts/*.jsonl' -o TOKENIZER --algorithm bpe --cased
     """
     from bertworks.io.portions import refuse_finished
+    from bertworks.io.tables import parse_size
     from bertworks.runs.prepare import make_vocabulary, read_text
 
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase, special_tokens=special_tokens)
@@ -133,6 +130,8 @@ def pretrain(
         bertworks pretrain corpus.txt -o MODEL --budget 30m
         bertworks pretrain SHARDS --recipe bert-base --estimate speed
     """
+    from bertworks.config import add_overrides
+
     request: dict[str, Any] = {
         "overrides": add_overrides(settings or [], {"optimizer.learning_rate": learning_rate}),
         "recipe": recipe, "budget": budget, "tokenizer": tokenizer, "init": init, "teacher": teacher,
@@ -344,6 +343,7 @@ def predict(
     if as_json and kind is None and output == "-":
         kind = "jsonl"
     from bertworks.io.portions import refuse_finished  # it imports numpy, which takes long
+    from bertworks.io.text_files import file_or_texts
 
     refuse_finished(Path(output), overwrite)
     events = bw.predict_file(

@@ -16,7 +16,8 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TASKS, Schema, TaskType, find_labels, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
-from bertworks.io.tables import ReadOptions, find_column
+from bertworks.io.options import ReadOptions
+from bertworks.io.tables import find_column
 from bertworks.text.codes import is_code
 
 Columns = Mapping[str, Column]  # by name

@@ -17,8 +17,9 @@ from bertworks.datasets.values import has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError, expect, require
 from bertworks.io import tables, text_files
 from bertworks.io.class_names import ClassNames, class_names_of_schema
+from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import Data, ReadOptions, StoredRows, first_rows, split_rows, stored
+from bertworks.io.tables import Data, StoredRows, first_rows, split_rows, stored
 from bertworks.io.text_files import IssueCounter, Issues, LineReader, infer_encoding, open_lines, rereadable
 
 Names = Collection[str]

@@ -41,9 +41,9 @@ from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.task_metrics import bounded, compute_metrics, task_results
 from bertworks.io.atomic_write import refuse_unwritable, write_json
-from bertworks.io.processes import Bulk
+from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import Data, ReadOptions
+from bertworks.io.tables import Data
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.intervals import correlations, groups_or_rows, mean_sums, middle, resampled

@@ -21,8 +21,8 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.inference.detect import detection_scores, load_with_generator, ranking_figures
 from bertworks.inference.engine import open_model
 from bertworks.inference.predict import bulk_portions, results_in
+from bertworks.io.options import Bulk
 from bertworks.io.portions import Portions
-from bertworks.io.processes import Bulk
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.adaptation import BitsBatches
 from bertworks.runs.run_folder import BITS

@@ -27,8 +27,9 @@ from bertworks.inference.embed import Vectors, normalized
 from bertworks.inference.encode import DOCUMENT_PROMPTS
 from bertworks.inference.engine import LazyModel, compute_each
 from bertworks.inference.predictor import AT_ONCE
+from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import ReadOptions, as_text
+from bertworks.io.tables import as_text
 from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.metrics.intervals import wilson_interval
 from bertworks.models.encoder import Encoder, Pooling

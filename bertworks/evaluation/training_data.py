@@ -17,7 +17,7 @@ from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item, compared_texts
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import url_of
-from bertworks.io.tables import ReadOptions
+from bertworks.io.options import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import read_data
 from bertworks.runs.finetune_job import FinetuneRequest

@@ -47,11 +47,10 @@ from bertworks.inference.engine import (
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import local_path, refuse_not_empty
 from bertworks.io.binary_files import write_npy
+from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.portions import Portions
-from bertworks.io.processes import Bulk
 from bertworks.io.tables import (
     Data,
-    ReadOptions,
     as_text,
     choose_column,
     find_column,

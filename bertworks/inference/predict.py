@@ -27,9 +27,10 @@ from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Pre
 from bertworks.inference.task_metrics import predicted_label
 from bertworks.io.atomic_write import sha256
 from bertworks.io.binary_files import SEAL, is_sealed
+from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.portions import Portions
-from bertworks.io.processes import Bulk, chunk_by_size
-from bertworks.io.tables import Data, ReadOptions, rows_of_texts
+from bertworks.io.processes import chunk_by_size
+from bertworks.io.tables import Data, rows_of_texts
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption, fixed_machine, gpus_for
 

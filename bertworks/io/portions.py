@@ -36,7 +36,8 @@ from bertworks.io.atomic_write import (
     write_json,
 )
 from bertworks.io.binary_files import SEAL, is_sealed, json_sha256, sealing
-from bertworks.io.processes import Bulk, available_cpus, in_processes
+from bertworks.io.options import Bulk
+from bertworks.io.processes import available_cpus, in_processes
 
 # What a portion holds: a number for its name (a count of the command), and bytes, or blocks of bytes.
 Made = tuple[int, bytes | Iterable[bytes]]

@@ -2,7 +2,6 @@
 
 - `available_cpus`: the limit by affinity and by the CPU quota of a control group (`docker --cpus`)
 - `CpuMonitor`: free CPUs, measured between two calls
-- `Bulk`: the options of large jobs, which several processes make in portions
 - `in_processes`: results in the order of the inputs, and an error if a worker dies
 
 Workers are child processes that read from standard input, not `multiprocessing`: they need no
@@ -22,14 +21,13 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from bertworks.errors import BertworksError, expect
+from bertworks.errors import BertworksError
 
 _T = TypeVar("_T")
 _READ_AHEAD = 2  # inputs that wait for a worker
@@ -126,45 +124,6 @@ def chunk_by_size(values: Iterable[_T], smallest: int, size_of: Callable[[_T], i
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bulk:
-    """Large jobs, in portions that any number of processes and machines make.
-
-    Args:
-        on: Make the portions in worker processes: local, ray (the cluster of RAY_ADDRESS, else this machine), or
-            ray://HEAD:10001.
-        part: Make the portions of one part only, as 3/40 (0/40 to 39/40), in OUTPUT.parts. For Slurm arrays and the
-            like; afterwards --join.
-        join: Write the output from the portions that all parts have made.
-        workers: Number of processes. Unset: one per usable core.
-
-    Raises:
-        UsageError: an unknown engine, no such part, or more than one of on, part and join.
-    """
-
-    on: str | None = None
-    part: str | None = None
-    join: bool = False
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        chosen = (self.on is not None) + (self.part is not None) + self.join
-        expect(chosen <= 1, "--on, --part and --join exclude each other", hint="first each --part, then --join alone")
-        is_engine = self.on is None or re.fullmatch(r"local|ray|ray://[^/:]+:\d{1,5}", self.on)
-        expect(is_engine, f"there is no engine {self.on!r}", hint="--on local, --on ray or --on ray://HEAD:10001")
-        hint = "of 40 parts, --part 0/40 is the first and --part 39/40 the last"
-        expect(self.part is None or self.numbers, f"--part {self.part}: there is no such part", hint=hint)
-
-    def __bool__(self) -> bool:
-        return self.on is not None or self.part is not None or self.join
-
-    @property
-    def numbers(self) -> tuple[int, int] | None:
-        """The number of the part, and how many there are."""
-        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.part or "")
-        return (int(match[1]), int(match[2])) if match and int(match[1]) < int(match[2]) else None
 
 
 def in_processes(

@@ -9,11 +9,10 @@ import tomllib
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError, UsageError, column_names_of, expect, first_names, listed, quoted, several
 from bertworks.io.atomic_write import utf8_path
@@ -49,63 +48,6 @@ def parse_size(text: str, option: str) -> int:
     size = int(float(match[1]) * 1024 ** " kmgt".find(match[2] or " ")) if match else 0
     expect(size > 0, f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
     return size
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """How a file of rows is read. The fields are options of every command that reads rows.
-
-    Args:
-        quoting: Whether quote marks enclose cells (quoted) or are text (raw).
-        header: Whether the first row of a table names the columns. Unset: inferred and printed.
-        encoding: Encoding of the file, as cp1252, cp932, euc-kr or gb18030. Unset: UTF-8, or UTF-16 with its mark.
-        columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and printed.
-        sentence_column: Column of the sentence, in a table of one word per row. Same value or empty: same sentence.
-        split: Part of a JSON file with several parts, as train, validation and test.
-        max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
-        decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
-        label_separator: The mark between several labels in one cell. Unset: inferred and printed.
-        label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order: toxic,insult.
-        skip_unlabelled: Leave out rows without a label, and count them. Unset: they are errors.
-        join_labels: Read labels that differ only in case, width or spaces as one. Unset: a warning counts them.
-    """
-
-    quoting: Literal["auto", "raw", "quoted"] = "auto"
-    header: bool | None = None
-    encoding: str | None = None
-    columns: str | None = None
-    sentence_column: str | None = None
-    split: str | None = None
-    max_row_bytes: str = "16m"
-
-    @property
-    def numbers_of_columns(self) -> dict[str, int]:
-        """`columns` as {"word": 2, "tag": 4}.
-
-        Raises:
-            UsageError: it is not like that.
-        """
-        pairs = [re.fullmatch(r"(word|tag)=([1-9]\d?)", pair.strip()) for pair in (self.columns or "").split(",")]
-        numbers = {pair[1]: int(pair[2]) for pair in pairs if pair}
-        if self.columns is not None and len(numbers) < len(pairs):
-            raise UsageError(f"--columns {self.columns!r} names no columns", hint="--columns word=2,tag=4, from 1")
-        return numbers
-
-    decimal: Literal[".", ","] = "."
-    label_separator: str | None = None
-    label_names: str | None = None
-    skip_unlabelled: bool = False
-    join_labels: bool = False
-
-    @property
-    def words(self) -> list[str]:
-        """The options of the command line that differ from their defaults."""
-        words: list[str] = []
-        for field in fields(self):
-            name, value = field.name.replace("_", "-"), getattr(self, field.name)
-            if value != field.default:
-                words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
-        return words
 
 
 def delimiter_of(sample: Sequence[str], format: str | None) -> str:

@@ -30,12 +30,12 @@ from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError, expect, explain_os_errors, quoted
 from bertworks.io.atomic_write import LFS_POINTER, refuse_lfs_pointer
+from bertworks.io.options import STDIN
 from bertworks.io.remote import as_path
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
 LARGEST_LINE = 1 << 28  # bytes; a larger line is an error where it is not cut
-STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
 _MOST_PARTS = 300_000  # lists and objects of a JSON value that may be nearly empty
 HOLLOW = "hundreds of thousands of empty lists or objects are no data"

@@ -29,9 +29,9 @@ from bertworks.inference.engine import LazyModel, ModelReference, reopened_model
 from bertworks.inference.predict import fingerprint, notes_on, portions, results_in
 from bertworks.inference.reopening import Opening, Reopened
 from bertworks.io.atomic_write import local_path, url_of
-from bertworks.io.processes import Bulk
+from bertworks.io.options import Bulk, ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import TITLE_NAMES, Data, ReadOptions, find_column, first_rows, texts_of, usual_column
+from bertworks.io.tables import TITLE_NAMES, Data, find_column, first_rows, texts_of, usual_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k, words_state

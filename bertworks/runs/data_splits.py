@@ -35,8 +35,9 @@ from bertworks.datasets.schema import (
 )
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError, expect, quoted, require
+from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import Data, ReadOptions, stored
+from bertworks.io.tables import Data, stored
 from bertworks.io.text_files import IssueCounter
 from bertworks.text.near_copies import near_copies_of_rows
 from bertworks.training.recipe import FinetuneRecipe

@@ -27,8 +27,9 @@ from bertworks.datasets.values import similar_labels
 from bertworks.errors import some_names
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.task_metrics import TASKS, named_spans
+from bertworks.io.options import ReadOptions
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import Data, ReadOptions
+from bertworks.io.tables import Data
 from bertworks.io.text_files import IssueCounter
 from bertworks.runs.data_splits import LabelledData, Validation, describe_task, read_data, text_key
 from bertworks.text.near_copies import near_copies_of_rows

@@ -31,8 +31,9 @@ from bertworks.inference.calibration import FEWEST_CALIBRATED, fit_outputs
 from bertworks.inference.decoding import Answer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import local_path, refuse_nested, temporary_folder, write_json, write_text
+from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import Data, ReadOptions, StoredRows, stored
+from bertworks.io.tables import Data, StoredRows, stored
 from bertworks.metrics import intervals
 from bertworks.runs.baselines import (
     HELD_OUT_WORK,

@@ -27,8 +27,9 @@ from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_
 from bertworks.inference.engine import compute_each, compute_logits_and_loss
 from bertworks.inference.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.io.atomic_write import sha256
+from bertworks.io.options import ReadOptions
 from bertworks.io.remote import as_path
-from bertworks.io.tables import ReadOptions, StoredRows
+from bertworks.io.tables import StoredRows
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import EVALUATED, LabelledData, Method, Validation, describe_task, find_files, read_data

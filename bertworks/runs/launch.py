@@ -20,8 +20,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from bertworks.errors import BertworksError, expect
+from bertworks.io.options import STDIN
 from bertworks.io.processes import available_cpus
-from bertworks.io.text_files import STDIN
 from bertworks.runs.processes import LostProcessError
 from bertworks.runs.request import seconds_of
 

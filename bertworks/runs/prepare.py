@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from bertworks.errors import expect, quoted
 from bertworks.events import Event, printable
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
+from bertworks.io.options import Bulk
 from bertworks.io.portions import Portions
-from bertworks.io.processes import Bulk
 from bertworks.io.remote import as_path
 from bertworks.io.tables import Data, sources_of
 from bertworks.text.corpus import CorpusReader, Documents

@@ -1,0 +1,214 @@
+"""The parser of the command line: the words of a command -> a call of its function.
+
+Each command is a public function of `training`, `inference`, `models` or `evaluation`. Of these modules only that of
+the typed command is imported. Commands import heavy modules when they run, so that help and completion are fast.
+
+A command that uses a model takes it as its first word or as --model; check, finetune and index as --model. Every
+command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; --threads N
+sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well).
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from types import ModuleType
+
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError
+
+from bertworks import __version__
+from bertworks.cli import console
+from bertworks.cli.console import with_json, with_urls
+from bertworks.errors import UsageError
+from bertworks.io.options import STDIN
+
+MODULES = {  # the commands of each module
+    "training": "vocab prepare pretrain check finetune predict".split(),
+    "inference": "fill generate score explain embed index search".split(),
+    "models": "serve export import convert push slurm doctor demo".split(),
+    "evaluation": ["evaluate"],
+}
+GROUPS = {  # the commands of each group, in the order of the help
+    "Learn from labelled data": "check finetune predict evaluate explain".split(),
+    "Vectors and search": "embed index search".split(),
+    "Pre-train on raw text": "vocab prepare pretrain fill generate score".split(),
+    "Serve, convert and share": "serve export import convert push".split(),
+    "This machine": "slurm doctor demo".split(),
+}
+MODEL_FIRST = "predict fill generate score explain embed evaluate serve export convert push".split()
+
+
+def execute(words: Sequence[str], *, debug: bool = False) -> object:
+    """Run the command with these words, and return what its function returns.
+
+    Args:
+        words: without the program's name, and without --debug and --threads.
+        debug: whether --debug was among them, for the processes that the command starts.
+
+    Raises:
+        UsageError: the words are no command.
+    """
+    words = [STDIN if word == "-" else word for word in words]
+    words = _complete_estimate(_model_first(words))
+    console.typed[:] = words + ["--debug"] * debug
+    app = make_app(words[0] if words else None)
+    try:
+        if _is_help(app, words):
+            app.help_print(words[:-1])
+            return None
+        return app(words)
+    except CycloptsError as error:
+        raise _usage_error(error) from error
+
+
+def make_app(name: str | None = None) -> App:
+    """The parser. It prints only help and the version.
+
+    Args:
+        name: the command to parse: the parser knows no other one, and is made in less time. None, or a word that is no
+            command: all commands.
+    """
+    app = App(
+        name="bertworks",
+        help="Train, fine-tune and use BERT models on your own data.",
+        help_epilogue=" ".join(str(__doc__).rpartition("\n\n")[2].split()),  # the last paragraph above
+        help_format="plaintext",
+        version=__version__,
+        print_error=False,
+        exit_on_error=False,
+        verbose=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+        group_commands=Group("Options", sort_key=len(GROUPS)),
+    )
+    module_of = {command: module for module, commands in MODULES.items() for command in commands}
+    commands = [name] if name in module_of else list(module_of)
+    if len(commands) > 1:
+        app.register_install_completion_command()
+    groups = {title: Group(title, sort_key=number) for number, title in enumerate(GROUPS)}
+    for command in commands:
+        module = import_module(f"bertworks.cli.{module_of[command]}")
+        title = next(title for title, members in GROUPS.items() if command in members)
+        position = GROUPS[title].index(command)
+        if command == "evaluate":
+            app.command(_evaluation_app(module, groups[title], position))
+        else:
+            function, examples = _prepared(_functions(module)[command])
+            app.command(function, group=groups[title], sort_key=position, help_epilogue=examples)
+    return app
+
+
+def _is_help(app: App, words: list[str]) -> bool:
+    """Whether these words are the name of a command and --help. Then the page is printed without parsing the words, for
+    which cyclopts would collect the options of the command once more."""
+    names = words[:-1]
+    if words[-1:] not in (["--help"], ["-h"]) or any(name.startswith("-") for name in names):
+        return False
+    _, _, other_words = app.parse_commands(names)
+    return not other_words
+
+
+def _evaluation_app(module: ModuleType, group: Group, position: int) -> App:
+    """The parser of the commands `evaluate ...`, at this position of its group."""
+    examples = "bertworks evaluate task MODEL-FOLDER test.csv\nbertworks evaluate mlm MODEL-FOLDER held-out.txt"
+    app = App(
+        name="evaluate",
+        help="Evaluate a model, or predictions, on held-out data.",
+        group=group,
+        group_commands=Group("Commands"),
+        sort_key=position,
+        help_epilogue=_format_examples(examples),
+    )
+    for function in _functions(module).values():
+        command, examples_of_command = _prepared(function)
+        app.command(command, help_epilogue=examples_of_command)
+    return app
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[..., object]]:
+    """The public functions that this module defines, by the names of their commands."""
+    return {
+        name.rstrip("_"): value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def _prepared(function: Callable[..., object]) -> tuple[Callable[..., object], str]:
+    """The function of a command with the options --json and -o URL, and its examples.
+
+    Its docstring gets the help of shared options and loses the examples. It has no line breaks within a paragraph or
+    the help of an option: the terminal's width decides where lines break.
+    """
+    text, _, examples = (inspect.getdoc(function) or "").partition("\nExamples:\n")
+    text = _with_shared_options(text, inspect.signature(function).parameters)
+    function.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", text)
+    # A second parser finds no examples in the docstring any more.
+    formatted = vars(function).setdefault("examples", _format_examples(examples))
+    return with_urls(with_json(function)), formatted
+
+
+def _format_examples(text: str) -> str:
+    """The paragraph of examples at the end of the help."""
+    return "Examples:\n" + textwrap.indent(textwrap.dedent(text), "  ")
+
+
+def _with_shared_options(text: str, names: Collection[str]) -> str:
+    """The docstring of a command with the help of `console` for the parameters that it does not explain itself."""
+    shared = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", console.__doc__ or "", re.MULTILINE)
+    added = [f"    {name}: {line}" for name, line in shared if name in names and f"\n    {name}: " not in text]
+    head = ["\nArgs:"] if added and "\nArgs:\n" not in text else []
+    return "\n".join([text.rstrip(), *head, *added])
+
+
+def _model_first(words: list[str]) -> list[str]:
+    """The words of a command that takes a model as its first word, with the value of `--model` in that place."""
+    if not words or words[0] not in MODEL_FIRST or "--model" not in words:
+        return words
+    place, depth = words.index("--model"), 1 + (words[0] == "evaluate")
+    return [*words[:depth], *words[place + 1 : place + 2], *words[depth:place], *words[place + 2 :]]
+
+
+def _complete_estimate(words: list[str]) -> list[str]:
+    """The words with a value for `--estimate`, which is typed with or without one."""
+    values = [*words[1:], ""]
+    return [
+        "--estimate=sizes" if word == "--estimate" and value not in ("sizes", "speed") else word
+        for word, value in zip(words, values)
+    ]
+
+
+def _usage_error(error: CycloptsError) -> UsageError:
+    """What is wrong with the words, and the help of their command."""
+    chain = list(error.command_chain or ())
+    what = _what_is_missing(error) if isinstance(error, MissingArgumentError) else str(error)
+    option = _meant_option(chain, error) if isinstance(error, UnknownOptionError) else None
+    more = f"{option}; or see " if option else ""
+    return UsageError(what, hint=f"{more}{' '.join(['bertworks', *chain])} --help")
+
+
+def _what_is_missing(error: MissingArgumentError) -> str:
+    """What is missing. The parser's own message, "requires an argument", fits only an option without its value."""
+    argument, chain = error.argument, " ".join(error.command_chain or ())
+    if argument is None or error.keyword is not None or argument.tokens or error.unused_tokens:
+        return str(error)
+    short = "".join(f" ({name})" for name in argument.names if name != argument.name)
+    return f"{chain} needs {argument.name}{short}"
+
+
+def _meant_option(chain: list[str], error: UnknownOptionError) -> str | None:
+    """What to type instead of an unknown option that is like --model, or like a field of a recipe."""
+    from difflib import get_close_matches
+
+    from bertworks.config import near_field, option_of
+    from bertworks.training.recipe import FinetuneRecipe, Recipe
+
+    kind = {"pretrain": Recipe, "finetune": FinetuneRecipe, "glue": FinetuneRecipe}.get(chain[-1] if chain else "")
+    name = (error.token.keyword or error.token.value or "").partition("=")[0].strip("-")
+    path = near_field(kind, name) if kind else None
+    if path is None:
+        return "--model MODEL" if get_close_matches(name, ["model"]) else None
+    option = option_of(path)
+    is_option = any(option in argument.names for argument in error.argument_collection)
+    return f"{option} VALUE" if is_option else f"--set {path}=VALUE"
